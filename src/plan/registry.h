@@ -1,0 +1,47 @@
+// The kernel registry: an ordered list of rows that plan, verify, bench and the tests iterate.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "twofour/attention.h"
+
+namespace twofour {
+
+/// What a row computes, independent of how fast: the template argument, the log line.
+struct KernelConfig {
+  QKProduct qk = QKProduct::kExact;
+  ScorePattern score = ScorePattern::kNone;
+  bool trace = false;  // writes Decisions; never timed
+};
+
+/// Arguments of a launch: checked, with the sparsity resolved.
+struct Launch {
+  const AttentionProblem& problem;
+  const AttentionArgs& args;
+  void* workspace;
+  Stream stream;
+};
+
+struct Kernel {
+  std::string id;    // "attention.cpu.nm24.pair"
+  std::string arch;  // "cpu", "sm_90", "any"
+  KernelConfig config;
+  bool forced_only = false;  // never chosen by cost: the reference and debugging rows
+
+  /// Empty when the row can serve the problem, else the reason, one clause.
+  std::string (*why_not)(const Kernel&, const AttentionProblem&, const Device&);
+  /// Predicted seconds.
+  double (*cost)(const Kernel&, const AttentionProblem&, const Device&);
+  std::size_t (*workspace)(const Kernel&, const AttentionProblem&, const Device&);
+  Status (*launch)(const Kernel&, const Launch&);
+};
+
+/// All rows in order of preference; the reference is the last.
+std::span<const Kernel> kernels();
+
+/// Checks views, strides, cu_seqlens, mask and overlap against a problem that validates.
+Status check_args(const AttentionProblem& problem, const AttentionArgs& args);
+
+}  // namespace twofour
