@@ -47,6 +47,7 @@ struct ScheduleShape {
     // Compared before adding: a huge window must not overflow.
     if (window.right >= 0 && window.right < seqlen_k - position)
       range.end = std::min(range.end, position + window.right + 1);
+    range.begin = std::min(range.begin, seqlen_k);
     range.end = std::max(range.end, range.begin);
     return range;
   }

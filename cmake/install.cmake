@@ -1,0 +1,1 @@
+# The install tree: library, public headers, CMake package, pkg-config file.
