@@ -20,7 +20,8 @@ struct KernelConfig {
 struct Launch {
   const AttentionProblem& problem;
   const AttentionArgs& args;
-  void* workspace;
+  const Device& device;
+  void* workspace;  // at least Kernel::workspace bytes, 64-byte aligned
   Stream stream;
 };
 
