@@ -33,7 +33,7 @@ constexpr EnvironmentVariable kNumThreads = {
 constexpr EnvironmentVariable kKernel = {
     "TWOFOUR_KERNEL", "kernel that every attention plan uses",
     "the one with the lowest predicted cost",
-    "a kernel id that `twofour info` lists, such as attention.reference", is_name};
+    "a kernel id that `twofour info` lists, such as attention.ref", is_name};
 constexpr std::array kVariables = {kCpuTarget, kNumThreads, kKernel};
 
 /// The value, or nothing when unset or empty.

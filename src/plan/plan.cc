@@ -1,0 +1,232 @@
+// Choosing a kernel: every row is asked, the cheapest that agrees runs.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "core/environment.h"
+#include "ops/check.h"
+#include "plan/registry.h"
+#include "twofour/attention.h"
+
+namespace twofour {
+
+struct Plan::State {
+  AttentionProblem problem;
+  Device device;
+  const Kernel* kernel = nullptr;
+  std::vector<Candidate> candidates;
+  std::size_t workspace = 0;  // what the caller brings
+};
+
+namespace {
+
+// Vector loads of the widest kind stay within a cache line; malloc only promises 16 bytes.
+constexpr std::size_t kWorkspaceAlign = 64;
+
+/// Wider than any two positions are apart: same meaning, and sums with a position cannot overflow.
+constexpr std::int64_t kWidestWindow = std::int64_t{1} << 33;
+
+constexpr const char* kOnlyByName = "runs only when asked for by name";
+
+AttentionProblem normalized(AttentionProblem problem) {
+  problem.sparsity = resolved(problem.sparsity, problem.head_dim);
+  problem.window.left = std::min(problem.window.left, kWidestWindow);
+  problem.window.right = std::min(problem.window.right, kWidestWindow);
+  return problem;
+}
+
+Result<std::string> forced_kernel(const PlanOptions& options) {
+  if (!options.kernel_id.empty()) return options.kernel_id;
+  const auto variable = env_kernel();
+  if (!variable.ok()) return variable.status();
+  return variable->value_or("");
+}
+
+Status unknown_kernel(const std::string& id) {
+  std::string known;
+  for (const Kernel& row : kernels()) known += (known.empty() ? "" : ", ") + row.id;
+  return {Code::kNotFound, "kernel: expected one of " + known + ", got \"" + id + "\""};
+}
+
+Status refused_by_all(const std::vector<Candidate>& candidates) {
+  std::string text = "no kernel serves this problem";
+  const char* separator = ": ";
+  for (const Candidate& candidate : candidates) {
+    text += separator + candidate.kernel_id + " ";
+    text += candidate.why_not.empty() ? kOnlyByName : "refused, " + candidate.why_not;
+    separator = "; ";
+  }
+  return {Code::kUnsupported, text};
+}
+
+std::vector<Candidate> ask_all(const AttentionProblem& problem, const Device& device) {
+  std::vector<Candidate> candidates;
+  for (const Kernel& row : kernels()) {
+    Candidate candidate;
+    candidate.kernel_id = row.id;
+    candidate.why_not = row.why_not(row, problem, device);
+    if (candidate.why_not.empty()) {
+      candidate.seconds = row.cost(row, problem, device);
+      candidate.workspace = row.workspace(row, problem, device);
+    }
+    candidates.push_back(std::move(candidate));
+  }
+  return candidates;
+}
+
+/// Index of the row to run, by name or by cost; the earlier of equals.
+Result<std::size_t> choose(const std::vector<Candidate>& candidates, const std::string& forced) {
+  const auto rows = kernels();
+  std::optional<std::size_t> best;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Candidate& candidate = candidates[i];
+    if (!forced.empty()) {
+      if (candidate.kernel_id != forced) continue;
+      if (candidate.why_not.empty()) return i;
+      return {Code::kUnsupported,
+              "kernel " + forced + " cannot serve this problem: " + candidate.why_not};
+    }
+    if (!candidate.why_not.empty() || rows[i].forced_only) continue;
+    if (!best || candidate.seconds < candidates[*best].seconds) best = i;
+  }
+  if (best) return *best;
+  return forced.empty() ? refused_by_all(candidates) : unknown_kernel(forced);
+}
+
+std::string formatted(const char* format, double value) {
+  std::array<char, 48> buffer;
+  std::snprintf(buffer.data(), buffer.size(), format, value);
+  return buffer.data();
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds >= 1) return formatted("%.3g s", seconds);
+  if (seconds >= 1e-3) return formatted("%.3g ms", seconds * 1e3);
+  return formatted("%.3g us", seconds * 1e6);
+}
+
+std::string bytes_text(std::size_t bytes) {
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  const double kib = static_cast<double>(bytes) / 1024;
+  return kib < 1024 ? formatted("%.1f KiB", kib) : formatted("%.1f MiB", kib / 1024);
+}
+
+std::string problem_text(const AttentionProblem& p) {
+  std::string text = "attention " + std::string(to_string(p.dtype));
+  text += " B=" + std::to_string(p.batch) + " M=" + std::to_string(p.seqlen_q) +
+          " N=" + std::to_string(p.seqlen_k) + " Hq=" + std::to_string(p.heads_q) +
+          " Hkv=" + std::to_string(p.heads_kv) + " D=" + std::to_string(p.head_dim) +
+          " Dv=" + std::to_string(p.head_dim_v);
+  if (p.packed) {
+    text += " packed Tq=" + std::to_string(p.total_q) + " Tk=" + std::to_string(p.total_k);
+  }
+  if (p.causal) text += p.align == Align::kTopLeft ? " causal(top-left)" : " causal";
+  if (!p.window.open()) {
+    text += " window=" + std::to_string(p.window.left) + "," + std::to_string(p.window.right);
+  }
+  if (p.has_mask) text += " mask";
+  return text + " " + to_string(p.sparsity);
+}
+
+/// Lines of cells, each column as wide as its widest cell, numbers (the middle two) to the right.
+std::string table(const std::vector<std::array<std::string, 4>>& lines) {
+  std::array<std::size_t, 4> width{};
+  for (const auto& line : lines) {
+    for (std::size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], line[i].size());
+  }
+  std::string text;
+  for (const auto& line : lines) {
+    std::string row;
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      const std::string padding(width[i] - line[i].size(), ' ');
+      const bool number = i == 1 || i == 2;
+      row += (i == 0 ? "" : "  ") + (number ? padding + line[i] : line[i] + padding);
+    }
+    text += row.substr(0, row.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+Result<Plan> plan(const AttentionProblem& problem, const Device& device,
+                  const PlanOptions& options) {
+  Status status = validate(problem);
+  if (!status.ok()) return status;
+  const auto forced = forced_kernel(options);
+  if (!forced.ok()) return forced.status();
+
+  auto state = std::make_shared<Plan::State>();
+  state->problem = normalized(problem);
+  state->device = device;
+  state->candidates = ask_all(state->problem, device);
+  const auto chosen = choose(state->candidates, *forced);
+  if (!chosen.ok()) return chosen.status();
+
+  Candidate& candidate = state->candidates[*chosen];
+  candidate.chosen = true;
+  state->kernel = &kernels()[*chosen];
+  state->workspace = candidate.workspace == 0 ? 0 : candidate.workspace + kWorkspaceAlign - 1;
+  Plan plan;
+  plan.state_ = std::move(state);
+  return plan;
+}
+
+const std::string& Plan::kernel_id() const { return state_->kernel->id; }
+const AttentionProblem& Plan::problem() const { return state_->problem; }
+const std::vector<Candidate>& Plan::candidates() const { return state_->candidates; }
+std::size_t Plan::workspace_bytes() const { return state_->workspace; }
+
+std::string Plan::explain() const {
+  std::vector<std::array<std::string, 4>> lines = {{"  kernel", "predicted", "workspace", ""}};
+  const auto rows = kernels();
+  for (std::size_t i = 0; i < state_->candidates.size(); ++i) {
+    const Candidate& candidate = state_->candidates[i];
+    const std::string id = (candidate.chosen ? "* " : "  ") + candidate.kernel_id;
+    if (!candidate.why_not.empty()) {
+      lines.push_back({id, "-", "-", "refused: " + candidate.why_not});
+    } else {
+      const bool only_by_name = rows[i].forced_only && !candidate.chosen;
+      lines.push_back({id, seconds_text(candidate.seconds), bytes_text(candidate.workspace),
+                       candidate.chosen ? "chosen"
+                       : only_by_name   ? kOnlyByName
+                                        : ""});
+    }
+  }
+  const Device& device = state_->device;
+  return problem_text(state_->problem) + "\non " + device.name + " (" + device.arch + ", " +
+         std::to_string(device.threads) + (device.threads == 1 ? " thread" : " threads") + ")\n" +
+         table(lines);
+}
+
+Status Plan::run(const AttentionArgs& args, void* workspace, std::size_t workspace_bytes,
+                 Stream stream) const {
+  if (!state_)
+    return {Code::kInvalidArgument, "plan: expected one made by plan(), got an empty one"};
+  Status status = check_args(state_->problem, args);
+  if (!status.ok()) return status;
+  if (workspace_bytes < state_->workspace) {
+    return {Code::kInvalidArgument, "workspace: expected at least " +
+                                        std::to_string(state_->workspace) + " bytes, got " +
+                                        std::to_string(workspace_bytes)};
+  }
+  if (state_->workspace > 0 && workspace == nullptr) {
+    return {Code::kInvalidArgument, "workspace: expected " + std::to_string(state_->workspace) +
+                                        " bytes of memory, got a null pointer"};
+  }
+  status = check_workspace(state_->problem, args, workspace, state_->workspace);
+  if (!status.ok()) return status;
+
+  // Rows add what they decide to decisions that start out empty.
+  if (state_->problem.trace) {
+    std::fill(args.decisions->kept.begin(), args.decisions->kept.end(), 0);
+    std::fill(args.decisions->unit.begin(), args.decisions->unit.end(), UnitDecision::kPlain);
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace);
+  const std::uintptr_t aligned = (address + kWorkspaceAlign - 1) & ~(kWorkspaceAlign - 1);
+  void* scratch = state_->workspace == 0 ? nullptr : reinterpret_cast<void*>(aligned);
+  const Launch launch{state_->problem, args, state_->device, scratch, stream};
+  return state_->kernel->launch(*state_->kernel, launch);
+}
+
+}  // namespace twofour
