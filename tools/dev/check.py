@@ -1,0 +1,276 @@
+"""./dev check: budgets, formatting, lint and documents, each a small function that yields findings.
+
+A finding is "file:line: what is wrong" and fails the run. Add a check by writing a generator and
+decorating it with @check.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from docs_checks import environment_findings, link_findings, path_findings, semantics_findings
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "release"
+MAX_LINES = 600
+MAX_COMPILE_SECONDS = 30.0
+MAX_COMPILE_MIB = 2048
+
+CODE = {".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".md", ".txt", ".yml"}
+# Written so that they do not match themselves. A machine's own folders have no place in a project,
+# and unfinished work belongs in an issue.
+FORBIDDEN = {
+    r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX)\b": "unfinished work; finish it or file an issue",
+    r"(?<![\w.$}])/(?:work|home|root|Users)/\w": "absolute path of one machine",
+    r"<<<<<" r"<< |>>>>>" r">> ": "merge conflict",
+}
+# clang-tidy reads these; the CPU kernels are compiled once per instruction set and the tests are
+# mostly macros, which it cannot follow usefully.
+TIDY_DIRS = (
+    "src/core/",
+    "src/plan/",
+    "src/ops/",
+    "src/io/",
+    "src/capi/",
+    "src/layout/",
+    "src/ref/",
+)
+
+CHECKS: dict[str, Callable[[], Iterator[str]]] = {}
+
+
+def check(function: Callable[[], Iterator[str]]) -> Callable[[], Iterator[str]]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], cwd=ROOT, capture_output=True, text=True, **options
+    )
+
+
+def files(*suffixes: str) -> list[str]:
+    """Tracked and new files that git does not ignore, relative to the root."""
+    listed = run("git", "ls-files", "-co", "--exclude-standard", "-z")
+    if listed.returncode:
+        sys.exit(f"check: needs a git checkout: {listed.stderr.strip()}")
+    names = sorted(name for name in listed.stdout.split("\0") if name)
+    return [n for n in names if (ROOT / n).is_file() and (not suffixes or n.endswith(suffixes))]
+
+
+def text_of(name: str) -> str:
+    try:
+        return (ROOT / name).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""  # binary: fixtures, fuzz corpus
+
+
+def in_parallel(function: Callable[[str], list[str]], names: list[str]) -> Iterator[str]:
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for findings in pool.map(function, names):
+            yield from findings
+
+
+def located(output: str) -> list[str]:
+    """The lines of a tool's output that name a place, relative to the root."""
+    lines = output.replace(f"{ROOT}/", "").splitlines()
+    return [line for line in lines if re.match(r"[\w./-]+:\d+", line)]
+
+
+def tool_findings(result: subprocess.CompletedProcess[str], name: str) -> list[str]:
+    """Findings of a tool that exits non-zero when it has any."""
+    if result.returncode == 0:
+        return []
+    output = result.stdout + result.stderr
+    last = output.strip().splitlines()[-1:] or [f"exit code {result.returncode}"]
+    return located(output) or [f"{name}:1: {last[0]}"]
+
+
+@check
+def length() -> Iterator[str]:
+    """A file has at most 600 lines."""
+    for name in files():
+        if Path(name).suffix in CODE:
+            lines = text_of(name).count("\n")
+            if lines > MAX_LINES:
+                yield f"{name}:{lines}: {lines} lines, at most {MAX_LINES}"
+
+
+@check
+def words() -> Iterator[str]:
+    """No unfinished work, no paths of one machine, no merge conflicts."""
+    patterns = [(re.compile(pattern), why) for pattern, why in FORBIDDEN.items()]
+    for name in files():
+        for number, line in enumerate(text_of(name).splitlines(), 1):
+            for pattern, why in patterns:
+                if match := pattern.search(line):
+                    yield f'{name}:{number}: "{match.group()}": {why}'
+
+
+@check
+def whitespace() -> Iterator[str]:
+    """git diff --check over the whole tree."""
+    empty = run("git", "hash-object", "-t", "tree", os.devnull).stdout.strip()
+    yield from tool_findings(run("git", "diff", "--check", empty), "git diff --check")
+
+
+@check
+def format_cpp() -> Iterator[str]:
+    """clang-format would change nothing."""
+    clang_format = Path(sys.executable).parent / "clang-format"
+
+    def one(name: str) -> list[str]:
+        result = run(clang_format, "--dry-run", "-Werror", "--style=file", name)
+        return tool_findings(result, name)[:1]
+
+    yield from in_parallel(one, files(".h", ".cc", ".c"))
+
+
+@check
+def format_python() -> Iterator[str]:
+    """ruff finds nothing and would reformat nothing."""
+    ruff = [sys.executable, "-m", "ruff"]
+    yield from tool_findings(run(*ruff, "check", "--output-format=concise", "."), "ruff check")
+    for line in run(*ruff, "format", "--check", ".").stdout.splitlines():
+        if line.startswith("Would reformat: "):
+            yield f"{line.removeprefix('Would reformat: ')}:1: not formatted; run ./dev format"
+
+
+@check
+def shell() -> Iterator[str]:
+    """shellcheck finds nothing in the scripts."""
+    scripts = ["dev", ".ci/run", *files(".sh")]
+    yield from tool_findings(run("shellcheck", "-x", "-f", "gcc", *scripts), "shellcheck")
+
+
+@check
+def headers() -> Iterator[str]:
+    """Every header compiles alone, the C API also as C."""
+
+    def one(name: str) -> list[str]:
+        public = name.startswith("include/")
+        include = ["-Iinclude"] if public else ["-Iinclude", "-Isrc"]
+        strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"] if public else ["-Wall"]
+        languages = [("g++", "c++", "c++20")]
+        if name == "include/twofour/twofour.h":
+            languages.append(("gcc", "c", "c11"))
+        findings = []
+        for compiler, language, standard in languages:
+            command = [compiler, f"-std={standard}", *strict, *include, "-fsyntax-only", "-fopenmp"]
+            result = run(*command, "-include", name, "-x", language, os.devnull)
+            errors = [f for f in tool_findings(result, name) if "error" in f]
+            findings += errors[:1] or tool_findings(result, name)[:1]
+        return findings
+
+    yield from in_parallel(one, [n for n in files(".h") if n.startswith(("include/", "src/"))])
+
+
+def compile_commands() -> list[dict[str, str]]:
+    path = BUILD / "compile_commands.json"
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+@check
+def cost() -> Iterator[str]:
+    """A translation unit takes at most 30 s of processor time and 2 GiB to compile."""
+    commands = compile_commands()
+    if not commands:
+        yield "build/release:1: not built; run ./dev build"
+    for command in commands:
+        name = os.path.relpath(command["file"], ROOT)
+        path = Path(command["directory"], command["output"] + ".cost")
+        if not path.exists():
+            yield f"{name}:1: no compile cost recorded; run ./dev build"
+            continue
+        measured = json.loads(path.read_text())
+        if measured["seconds"] > MAX_COMPILE_SECONDS or measured["mib"] > MAX_COMPILE_MIB:
+            yield (
+                f"{name}:1: {measured['seconds']} s and {measured['mib']} MiB to compile, "
+                f"at most {MAX_COMPILE_SECONDS:.0f} s and {MAX_COMPILE_MIB} MiB"
+            )
+
+
+@check
+def tidy() -> Iterator[str]:
+    """clang-tidy finds nothing outside the kernels and tests."""
+    names = [os.path.relpath(c["file"], ROOT) for c in compile_commands()]
+    names = sorted(name for name in names if name.startswith(TIDY_DIRS))
+    if not names:
+        yield "build/release:1: not built; run ./dev build"
+
+    def one(name: str) -> list[str]:
+        result = run("clang-tidy", "--quiet", "-p", BUILD, name)
+        return [f for f in located(result.stdout) if re.search(r" (?:warning|error): ", f)]
+
+    yield from dict.fromkeys(in_parallel(one, names))  # a header's finding once
+
+
+@check
+def links() -> Iterator[str]:
+    """Links between documents resolve, anchors too."""
+    yield from link_findings(ROOT, files(".md"))
+
+
+@check
+def paths() -> Iterator[str]:
+    """Source paths that documents name exist."""
+    yield from path_findings(ROOT, files(".md"))
+
+
+@check
+def semantics() -> Iterator[str]:
+    """docs/semantics.md names an existing file for every rule."""
+    yield from semantics_findings(ROOT)
+
+
+@check
+def environment() -> Iterator[str]:
+    """Every variable that is read stands in the table and in the documents, and only there."""
+    yield from environment_findings(ROOT, [*files(".h", ".cc", ".c", ".py", ".sh"), "dev"])
+
+
+@check
+def figures() -> Iterator[str]:
+    """The README's tables are those of the committed result files."""
+    result = run(sys.executable, ROOT / "tools/dev/readme_tables.py", "--check")
+    yield from tool_findings(result, "README.md")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev check", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="checks to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="name the checks and stop")
+    options = parser.parse_args()
+    if options.list:
+        for name, function in CHECKS.items():
+            print(f"{name:14} {function.__doc__}")
+        return 0
+    unknown = [name for name in options.names if name not in CHECKS]
+    if unknown:
+        parser.error(f"unknown check {unknown[0]}; --list names them")
+    failed = 0
+    for name in options.names or CHECKS:
+        start = time.monotonic()
+        findings = list(CHECKS[name]())
+        verdict = f"{len(findings)} findings" if findings else "ok"
+        print(f"check {name:14} {verdict} ({time.monotonic() - start:.1f} s)", flush=True)
+        for finding in findings:
+            print(f"  {finding}")
+        failed += bool(findings)
+    print(f"check: {failed} failed" if failed else "check: all ok")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,143 @@
+"""./dev test: runs every suite, shows its output, and counts.
+
+./dev has built build/release and installed the Python package. The suites that need another build
+(sanitizers, fuzz targets) make it here. The last line printed is "N passed, N failed, N skipped".
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASE = ROOT / "build" / "release"
+RESULTS = ROOT / "build" / "test"
+JOBS = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count())
+
+
+@dataclass
+class Counts:
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped
+        )
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None) -> int:
+    """Runs a command of the project with its output shown; its exit code."""
+    words = [str(word) for word in command]
+    print("$ " + " ".join(words).replace(f"{ROOT}/", ""), flush=True)
+    return subprocess.call(words, cwd=ROOT, env=os.environ | (env or {}), stdin=subprocess.DEVNULL)
+
+
+def read_junit(path: Path, code: int) -> Counts:
+    """Counts of a JUnit file; a runner that died without one, or ran nothing, has failed."""
+    if not path.exists():
+        return Counts(failed=1)
+    counts = Counts()
+    for case in ElementTree.parse(path).iter("testcase"):
+        status = case.get("status", "")
+        if case.find("failure") is not None or case.find("error") is not None or status == "fail":
+            counts.failed += 1
+        elif case.find("skipped") is not None or status in ("notrun", "disabled"):
+            counts.skipped += 1
+        else:
+            counts.passed += 1
+    if code != 0 and counts.failed == 0:
+        counts.failed = 1
+    return counts
+
+
+def build(preset: str) -> bool:
+    return (
+        run("cmake", "--preset", preset, "-Wno-dev") == 0
+        and run("cmake", "--build", ROOT / "build" / preset, "-j", JOBS) == 0
+    )
+
+
+def ctest(build_dir: Path, filter: str, env: dict[str, str] | None = None) -> Counts:
+    report = RESULTS / f"{build_dir.name}.xml"
+    report.unlink(missing_ok=True)
+    command = ["ctest", "--test-dir", build_dir, "--output-junit", report, "--output-on-failure"]
+    command += ["-j", JOBS, "--no-tests=" + ("ignore" if filter else "error")]
+    if filter:
+        command += ["-R", re.escape(filter)]
+    return read_junit(report, run(*command, env=env))
+
+
+def cpp(filter: str) -> Counts:
+    """C++ unit tests"""
+    return ctest(RELEASE, filter)
+
+
+def python(filter: str) -> Counts:
+    """Python tests"""
+    report = RESULTS / "python.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "tests/python", f"--junitxml={report}"]
+    code = run(*command, *(["-k", filter] if filter else []))
+    return read_junit(report, 0 if filter and code == 5 else code)
+
+
+def asan(filter: str) -> Counts:
+    """C++ unit tests under AddressSanitizer and UBSan"""
+    if not build("asan"):
+        return Counts(failed=1)
+    options = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "strict_string_checks=1"}
+    return ctest(ROOT / "build" / "asan", filter, options)
+
+
+SUITES: dict[str, Callable[[str], Counts]] = {
+    "cpp": cpp,
+    "python": python,
+    "asan": asan,
+}
+QUICK = ("cpp", "python")
+
+
+def main() -> int:
+    names = ", ".join(f"{name} ({suite.__doc__})" for name, suite in SUITES.items())
+    parser = argparse.ArgumentParser(
+        prog="./dev test", description="Builds and runs every test.", epilog=f"Suites: {names}."
+    )
+    parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}")
+    parser.add_argument("--only", action="append", choices=SUITES, metavar="SUITE", default=[])
+    parser.add_argument("--filter", default="", metavar="TEXT", help="tests whose name has TEXT")
+    options = parser.parse_args()
+    chosen = options.only or (QUICK if options.quick or options.filter else tuple(SUITES))
+
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    total = Counts()
+    lines = []
+    for name in chosen:
+        print(f"==> {name}: {SUITES[name].__doc__}", flush=True)
+        start = time.monotonic()
+        counts = SUITES[name](options.filter)
+        if counts == Counts() and not options.filter:
+            counts = Counts(failed=1)  # a suite that runs nothing proves nothing
+        total += counts
+        lines.append(
+            f"{name:10} {counts.passed:6} passed {counts.failed:4} failed {counts.skipped:4} skipped"
+            f" {time.monotonic() - start:8.1f} s"
+        )
+    print("\n".join(lines))
+    print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped", flush=True)
+    return 0 if total.failed == 0 and total.passed > 0 else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("test: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,212 @@
+# Sourced by ./dev: system packages, the virtual environment, the release build, the Python package.
+# Each step looks at the real state or at a stamp of its inputs, so a second call costs a second.
+# shellcheck shell=bash
+
+venv=${root:?set by ./dev}/.venv
+logs=$root/build/log
+min_python=3.11
+min_torch=2.10
+
+fail() {
+  echo "dev: $*" >&2
+  exit 2
+}
+say() { echo "==> $*"; }
+
+trap 'echo "dev: interrupted; run the same command again to go on" >&2; exit 130' INT TERM
+
+asks_help() { [[ " $* " == *" --help "* || " $* " == *" -h "* || " $* " == *" --list "* ]]; }
+any_python() { if [[ -x $venv/bin/python ]]; then echo "$venv/bin/python"; else echo python3; fi; }
+jobs() { echo "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"; }
+hash_of() { sha256sum "$@" | sha256sum | cut -d' ' -f1; }
+free_mib() { df -Pm "$root" | awk 'NR == 2 {print $4}'; }
+need_space() { # need_space MIB WHAT
+  local free
+  free=$(free_mib)
+  ((free >= $1)) || fail "$2 needs about $1 MiB of free disk in $root, found $free MiB"
+}
+
+# step NAME TEXT COMMAND...: runs the command with its output shown and its errors kept, and says in
+# one line why it failed.
+step() {
+  local name=$1 text=$2 start=$SECONDS code=0
+  shift 2
+  mkdir -p "$logs" || fail "cannot write to $root/build"
+  say "$text"
+  "$@" 2> >(tee "$logs/$name.log" >&2) || code=$?
+  wait $! 2>/dev/null || true
+  if ((code >= 130)); then exit "$code"; fi
+  ((code == 0)) || fail "$text: failed: $(reason "$logs/$name.log" "$code")"
+  say "$text: done in $((SECONDS - start)) s"
+}
+
+# reason LOG CODE: the likely cause of a failed step, as one line.
+reason() {
+  if (($(free_mib) < 20)) || grep -qi 'no space left\|not enough free space' "$1"; then
+    echo "the disk of $root is full"
+  elif grep -qiE 'resolv|unreachable|connection|timed out|NewConnectionError|could not connect' "$1"; then
+    echo "no network, or the package index cannot be reached"
+  else
+    local line
+    line=$(grep -E '^(E:|ERROR|CMake Error|FAILED|ninja:|.*error:)' "$1" | tail -n 1)
+    echo "${line:-exit code $2, see the lines above}"
+  fi
+}
+
+as_root() {
+  if ((EUID == 0)); then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    fail "root or sudo is needed to run: $*"
+  fi
+}
+
+missing_packages() {
+  local name
+  while read -r name; do
+    [[ -z $name || $name == \#* ]] && continue
+    [[ $(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null) == installed ]] || echo "$name"
+  done <"$root/requirements/apt.txt"
+}
+
+install_packages() {
+  [[ -z ${TWOFOUR_SKIP_APT:-} ]] || return 0
+  command -v apt-get >/dev/null ||
+    fail "no apt-get here: install what requirements/apt.txt names, then set TWOFOUR_SKIP_APT=1"
+  local missing
+  mapfile -t missing < <(missing_packages)
+  ((${#missing[@]})) || return 0
+  need_space 2000 "installing system packages"
+  step apt-update "package lists" as_root apt-get -q update
+  step apt "system packages: ${missing[*]}" as_root env DEBIAN_FRONTEND=noninteractive \
+    apt-get -q install -y --no-install-recommends "${missing[@]}"
+}
+
+python_version() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null; }
+at_least() { # at_least MINIMUM VERSION
+  [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]
+}
+
+# The interpreter that .venv is made from: the user's, else the first that is new enough.
+find_python() {
+  local candidate version seen=
+  if [[ -n ${TWOFOUR_PYTHON:-} ]]; then
+    candidate=$TWOFOUR_PYTHON
+    [[ -d $candidate ]] && candidate=$candidate/bin/python
+    version=$(python_version "$candidate") ||
+      fail "TWOFOUR_PYTHON: expected a Python $min_python or newer or its environment, got $TWOFOUR_PYTHON"
+    at_least $min_python "$version" ||
+      fail "TWOFOUR_PYTHON: expected Python $min_python or newer, found $version at $candidate"
+    command -v "$candidate"
+    return
+  fi
+  for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+    version=$(python_version "$candidate") || continue
+    if at_least $min_python "$version"; then
+      command -v "$candidate"
+      return
+    fi
+    seen+=" $version"
+  done
+  fail "expected Python $min_python or newer, found${seen:- none}; install one or pass --python PATH"
+}
+
+# With TWOFOUR_PYTHON, .venv is a layer over that environment: its torch is seen through a .pth file
+# and nothing is written there.
+make_venv() {
+  local python=$1
+  rm -rf "$venv" && "$python" -m venv "$venv" || return
+  [[ -n ${TWOFOUR_PYTHON:-} ]] || return 0
+  local site
+  site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') &&
+    "$python" -c 'import sysconfig
+print(*{sysconfig.get_path(kind) for kind in ("purelib", "platlib")}, sep="\n")' \
+      >"$site/twofour_base.pth" && echo "$TWOFOUR_PYTHON" >"$venv/.twofour-base"
+}
+
+check_torch() { # check_torch PYTHON
+  local version
+  version=$("$1" -c 'import torch; print(torch.__version__.split("+")[0])' 2>/dev/null) ||
+    fail "expected torch $min_torch or newer in $1, found none that can be imported"
+  at_least $min_torch "$version" || fail "expected torch $min_torch or newer in $1, found $version"
+}
+
+install_requirements() { # install_requirements FILE...
+  local args=() file
+  for file in "$@"; do args+=(-r "$file"); done
+  PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install "${args[@]}"
+}
+
+set_up_venv() {
+  local base=$venv/.twofour-base stamp=$venv/.twofour-requirements python wanted files
+  files=("$root/requirements/dev.txt")
+  # Absolute, symbolic links kept: an environment's interpreter is one.
+  [[ ${TWOFOUR_PYTHON:-} != */* ]] || TWOFOUR_PYTHON=$(realpath -s "$TWOFOUR_PYTHON")
+  [[ ${TWOFOUR_PYTHON:-} != "$venv"?(/*) ]] || TWOFOUR_PYTHON=
+  # An environment named once stays in use until .venv is removed or another is named.
+  if [[ -z ${TWOFOUR_PYTHON:-} && -s $base ]]; then TWOFOUR_PYTHON=$(<"$base"); fi
+  [[ -n ${TWOFOUR_PYTHON:-} ]] || files=("$root/requirements/torch.txt" "${files[@]}")
+  wanted="$(hash_of "${files[@]}") ${TWOFOUR_PYTHON:-}"
+  if [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && "$venv/bin/python" -c '' 2>/dev/null; then
+    return
+  fi
+  python=$(find_python) || exit $?
+  [[ -z ${TWOFOUR_PYTHON:-} ]] || check_torch "$python"
+  if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+    [[ -f $stamp && $(cut -d' ' -f2- "$stamp") != "${TWOFOUR_PYTHON:-}" ]] ||
+    [[ -n ${TWOFOUR_PYTHON:-} && ! -f $base ]]; then
+    need_space 3000 "the Python environment"
+    step venv "Python environment in .venv, from $python" make_venv "$python"
+  fi
+  step pip "Python packages" install_requirements "${files[@]}"
+  check_torch "$venv/bin/python"
+  echo "$wanted" >"$stamp"
+}
+
+set_up() {
+  install_packages
+  set_up_venv
+}
+
+# The launcher writes what each translation unit cost beside its object; ./dev check reads it.
+configure() { # configure PRESET
+  (cd "$root" && cmake --preset "$1" \
+    -DCMAKE_CXX_COMPILER_LAUNCHER="$venv/bin/python;-IS;$root/tools/dev/compile_cost.py")
+}
+
+build_release() {
+  local stamp=$root/build/release/.twofour-preset wanted
+  need_space 500 "the build"
+  wanted=$(hash_of "$root/CMakePresets.json" "$root/tools/dev/setup.sh")
+  if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
+    step configure "configure build/release" configure release
+    echo "$wanted" >"$stamp"
+  fi
+  step build "build of build/release" cmake --build "$root/build/release" -j "$(jobs)"
+}
+
+package_inputs() {
+  (cd "$root" && find CMakeLists.txt pyproject.toml README.md LICENSE cmake include src python \
+    -type f ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum | sha256sum)
+}
+
+pip_install_package() {
+  # The libraries come from requirements/, so pip neither resolves nor isolates; the build folder
+  # makes a second build incremental.
+  (cd "$root" && CMAKE_BUILD_PARALLEL_LEVEL=$(jobs) PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    "$venv/bin/python" -m pip install --no-build-isolation --no-deps --force-reinstall \
+    -C build-dir=build/python .)
+}
+
+install_package() {
+  local stamp=$venv/.twofour-package wanted
+  wanted=$(package_inputs)
+  if [[ -f $stamp && $(<"$stamp") == "$wanted" ]] &&
+    "$venv/bin/python" -m pip show --quiet twofour 2>/dev/null; then
+    return
+  fi
+  step package "Python package into .venv (a minute or two the first time)" pip_install_package
+  echo "$wanted" >"$stamp"
+}
