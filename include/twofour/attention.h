@@ -31,7 +31,7 @@ enum class Align : std::uint8_t { kBottomRight, kTopLeft };
 struct Window {
   std::int64_t left = -1;
   std::int64_t right = -1;
-  bool open() const { return left < 0 && right < 0; }
+  constexpr bool open() const { return left < 0 && right < 0; }
   friend bool operator==(const Window&, const Window&) = default;
 };
 

@@ -43,8 +43,8 @@ struct ScheduleShape {
   constexpr KeyRange live_keys(std::int64_t position) const {
     KeyRange range{0, seqlen_k};
     if (causal) range.end = std::min(range.end, position + 1);
-    if (window.left >= 0) range.begin = std::max(range.begin, position - window.left);
-    // Compared before adding: a huge window must not overflow.
+    // Compared before adding: a huge window must not overflow, nor at a negative position.
+    if (window.left >= 0 && window.left < position) range.begin = position - window.left;
     if (window.right >= 0 && window.right < seqlen_k - position)
       range.end = std::min(range.end, position + window.right + 1);
     range.begin = std::min(range.begin, seqlen_k);
@@ -62,10 +62,10 @@ constexpr std::int64_t first_position(bool causal, Align align, std::int64_t seq
 /// The schedule of one row block as at most four runs of key blocks:
 /// live [first, last), fully live [full_begin, full_end), and within these what stays plain.
 struct RowBlockSchedule {
-  std::int64_t first = 0, last = 0;            // key blocks with a live pair
-  std::int64_t full_begin = 0, full_end = 0;   // key blocks in which every pair is live
-  std::int64_t diag_begin = 0, diag_end = 0;   // diagonal and local key blocks
-  std::int64_t sink_end = 0;                   // key blocks below this are sinks
+  std::int64_t first = 0, last = 0;           // key blocks with a live pair
+  std::int64_t full_begin = 0, full_end = 0;  // key blocks in which every pair is live
+  std::int64_t diag_begin = 0, diag_end = 0;  // diagonal and local key blocks
+  std::int64_t sink_end = 0;                  // key blocks below this are sinks
 
   constexpr BlockKind kind(std::int64_t key_block) const {
     if (key_block < first || key_block >= last) return BlockKind::kEmpty;
