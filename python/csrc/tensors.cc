@@ -1,0 +1,77 @@
+#include "tensors.h"
+
+namespace twofour::py {
+namespace {
+
+// What a view without elements points at; nothing reads or writes it.
+alignas(64) char no_elements[64];
+
+template <class View>
+View make_view(const Tensor& tensor, const char* what, decltype(View::data) data) {
+  View out;
+  out.dtype = to_dtype(tensor.scalar_type(), what);
+  if (tensor.dim() > kMaxRank) {
+    raise_invalid(std::string(what) + ": expected at most " + std::to_string(kMaxRank) +
+                  " dimensions, got " + std::to_string(tensor.dim()));
+  }
+  out.rank = static_cast<int>(tensor.dim());
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  for (int i = 0; i < out.rank; ++i) {
+    out.shape[i] = sizes[i];
+    out.stride[i] = strides[i];
+  }
+  out.data = tensor.numel() == 0 ? no_elements : data;
+  return out;
+}
+
+}  // namespace
+
+void raise(const Status& status) {
+  throw std::runtime_error(std::string("[twofour:") + to_string(status.code()) + "] " +
+                           status.message());
+}
+
+void raise_invalid(const std::string& message) { raise(Status(Code::kInvalidArgument, message)); }
+
+DType to_dtype(ScalarType type, const char* what) {
+  switch (type) {
+    case ScalarType::Float:
+      return DType::kF32;
+    case ScalarType::Half:
+      return DType::kF16;
+    case ScalarType::BFloat16:
+      return DType::kBF16;
+    case ScalarType::Double:
+      return DType::kF64;
+    case ScalarType::Char:
+      return DType::kI8;
+    case ScalarType::Byte:
+      return DType::kU8;
+    case ScalarType::Bool:
+      return DType::kBool;
+    case ScalarType::Int:
+      return DType::kI32;
+    case ScalarType::Long:
+      return DType::kI64;
+    default:
+      raise_invalid(std::string(what) + ": expected fp32, fp16 or bf16, got " +
+                    torch::headeronly::toString(type));
+  }
+}
+
+Tensor with_unit_last_stride(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  if (last < 0 || tensor.size(last) <= 1 || tensor.stride(last) == 1) return tensor;
+  return torch::stable::contiguous(tensor);
+}
+
+ConstTensorView view(const Tensor& tensor, const char* what) {
+  return make_view<ConstTensorView>(tensor, what, tensor.const_data_ptr());
+}
+
+TensorView mutable_view(const Tensor& tensor, const char* what) {
+  return make_view<TensorView>(tensor, what, tensor.mutable_data_ptr());
+}
+
+}  // namespace twofour::py

@@ -1,0 +1,44 @@
+// Between torch's stable tensors and twofour's views; Status as an exception.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "twofour/status.h"
+#include "twofour/tensor.h"
+
+namespace twofour::py {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+/// "[twofour:invalid_argument] message": an operator can only throw a text through the dispatcher,
+/// so the code travels in a prefix that errors.py takes off again.
+[[noreturn]] void raise(const Status& status);
+[[noreturn]] void raise_invalid(const std::string& message);
+
+inline void check(const Status& status) {
+  if (!status.ok()) raise(status);
+}
+
+template <class T>
+T value(Result<T> result) {
+  if (!result.ok()) raise(result.status());
+  return *std::move(result);
+}
+
+/// The twofour type of a torch dtype; raises kInvalidArgument naming `what` for any other.
+DType to_dtype(ScalarType type, const char* what);
+
+/// The tensor itself, or a copy when its last stride is not 1, which no kernel reads.
+Tensor with_unit_last_stride(const Tensor& tensor);
+
+/// A view of the whole tensor. Never null, also without elements: null means "not given" to
+/// twofour.
+ConstTensorView view(const Tensor& tensor, const char* what);
+TensorView mutable_view(const Tensor& tensor, const char* what);
+
+}  // namespace twofour::py

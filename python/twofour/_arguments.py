@@ -1,0 +1,182 @@
+"""From keyword arguments to the operators' argument list; every check that needs Python."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .errors import InvalidArgumentError, UnsupportedError
+from .sparsity import Sparsity, sparsity_text
+
+Window = tuple[int | None, int | None]
+
+
+class Calibrated(Protocol):
+    """What `calibration=` needs: the change of basis of one layer."""
+
+    t_q: Tensor  # fp32 [Hkv, D, D]: T
+    t_k: Tensor  # fp32 [Hkv, D, D]: the transposed inverse of T
+    w: Tensor | None  # fp32 [Hkv, D], > 0
+
+
+def _check_tensor(name: str, tensor: Any, like: Tensor | None = None) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InvalidArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise InvalidArgumentError(f"{name}: expected a strided tensor, got {tensor.layout}")
+    if like is not None and tensor.device != like.device:
+        raise InvalidArgumentError(
+            f"{name}: expected device {like.device} as for q, got {tensor.device}"
+        )
+
+
+def _check_device(q: Tensor) -> None:
+    kind = q.device.type
+    if kind not in ("cpu", "meta"):
+        raise UnsupportedError(
+            f"device: expected cpu, got {q.device}; this build of twofour has no {kind} kernels"
+        )
+
+
+def _check_grad(tensors: dict[str, Tensor | None]) -> None:
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad:
+            raise UnsupportedError(
+                f"{name}: expected a tensor that does not require grad, since twofour has no "
+                "backward yet; call under torch.no_grad() or detach it"
+            )
+
+
+def _refuse(dropout_p: float, softcap: float | None, sinks: Any, bias: Any) -> None:
+    """What other attention functions take and this one would have to ignore."""
+    if dropout_p:
+        raise UnsupportedError(
+            f"dropout_p: expected 0, got {dropout_p}; dropout does not exist yet"
+        )
+    if softcap:
+        raise UnsupportedError(f"softcap: expected none, got {softcap}; it does not exist yet")
+    if sinks is not None:
+        raise UnsupportedError("sinks: expected none; sink logits do not exist yet")
+    if bias is not None:
+        raise UnsupportedError("bias: expected none; an additive bias does not exist yet")
+
+
+def _window(window: Window | None) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise InvalidArgumentError(f"window: expected (left, right) or None, got {window!r}")
+    left, right = (-1 if side is None else side for side in window)
+    return left, right
+
+
+def _mask(mask: Tensor | None, q: Tensor, k: Tensor, packed: bool) -> Tensor | None:
+    """The mask expanded without a copy to [B, Hq, M, N]; q and k are [B, M, H, D]."""
+    if mask is None:
+        return None
+    _check_tensor("mask", mask, q)
+    if mask.dtype != torch.bool:
+        raise UnsupportedError(
+            f"mask: expected bool (true = may attend), got {mask.dtype}; an additive mask does not "
+            "exist yet"
+        )
+    if packed:
+        raise UnsupportedError("mask: expected none with cu_seqlens; packed masks do not exist yet")
+    want = (q.size(0), q.size(2), q.size(1), k.size(1))
+    got = tuple(mask.shape)
+    padded = (1,) * (4 - len(got)) + got
+    if len(got) > 4 or any(g != w and g != 1 for g, w in zip(padded, want, strict=True)):
+        raise InvalidArgumentError(
+            f"mask: expected a shape that broadcasts to [batch, heads, length, keys] = "
+            f"{list(want)}, got {list(got)}"
+        )
+    return mask.expand(want)
+
+
+def operator_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mode: str | Sparsity,
+    causal: bool,
+    align: str,
+    window: Window | None,
+    scale: float | None,
+    mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    calibration: Calibrated | None,
+    layout: str,
+    dropout_p: float,
+    softcap: float | None,
+    sinks: Any,
+    bias: Any,
+    kernel: str,
+) -> tuple[Any, ...]:
+    """The arguments of twofour::attention and twofour::trace, in their order."""
+    _check_tensor("q", q)
+    _check_tensor("k", k, q)
+    _check_tensor("v", v, q)
+    _check_device(q)
+    _refuse(dropout_p, softcap, sinks, bias)
+    if align not in ("bottom_right", "top_left"):
+        raise InvalidArgumentError(f"align: expected bottom_right or top_left, got {align!r}")
+    if layout not in ("bmhd", "bhmd"):
+        raise InvalidArgumentError(f"layout: expected bmhd or bhmd, got {layout!r}")
+
+    packed = cu_seqlens_q is not None or cu_seqlens_k is not None
+    if packed:
+        if cu_seqlens_q is None or cu_seqlens_k is None:
+            raise InvalidArgumentError("cu_seqlens_q and cu_seqlens_k: expected both or neither")
+        _check_tensor("cu_seqlens_q", cu_seqlens_q, q)
+        _check_tensor("cu_seqlens_k", cu_seqlens_k, q)
+        if layout != "bmhd":
+            raise InvalidArgumentError("layout: expected bmhd with cu_seqlens, got bhmd")
+    rank = 3 if packed else 4
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != rank:
+            form = "[tokens, heads, dim] with cu_seqlens"
+            if not packed:
+                form = "[batch, length, heads, dim]"
+                if layout == "bhmd":
+                    form = "[batch, heads, length, dim]"
+            raise InvalidArgumentError(f"{name}: expected {form}, got {list(tensor.shape)}")
+    if layout == "bhmd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    t_q = t_k = w = None
+    if calibration is not None:
+        t_q, t_k, w = calibration.t_q, calibration.t_k, calibration.w
+        _check_tensor("calibration.t_q", t_q, q)
+        _check_tensor("calibration.t_k", t_k, q)
+        if w is not None:
+            _check_tensor("calibration.w", w, q)
+    _check_grad({"q": q, "k": k, "v": v})
+    left, right = _window(window)
+    return (
+        q,
+        k,
+        v,
+        _mask(mask, q, k, packed),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        t_q,
+        t_k,
+        w,
+        sparsity_text(mode),
+        bool(causal),
+        align == "top_left",
+        left,
+        right,
+        None if scale is None else float(scale),
+        -1 if max_seqlen_q is None else max_seqlen_q,
+        -1 if max_seqlen_k is None else max_seqlen_k,
+        kernel,
+    )
