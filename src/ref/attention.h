@@ -28,7 +28,8 @@ struct Output {
   /// its output aside; infinite where fp32 overflows.
   std::vector<double> o_bound;    // as o
   std::vector<double> lse_bound;  // as lse
-  /// 1 where a non-finite key or value is live for the row's row block: rule 9 lets it spread there.
+  /// 1 where a non-finite key or value is live for the row's row block: rule 9 lets it spread
+  /// there.
   std::vector<std::uint8_t> tainted;  // [Hq, rows]
   Decisions decisions;
   AttentionStats stats;

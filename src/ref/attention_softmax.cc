@@ -1,0 +1,83 @@
+#include "ref/attention_softmax.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace twofour::ref {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// exp() and the conversion of its argument to base 2, in fp32 roundings.
+constexpr double kExpRoundings = 16;
+// exp() of anything below this is 0 in fp32; a kernel may flush it.
+constexpr double kSmallestExp = 0x1p-120;
+
+/// How far the weight exp(score - max) of a kernel may be from the exact one, as a difference of
+/// logarithms: the score, the subtraction, exp, and a sum of `count` terms in any order.
+double weight_bound(const Score& score, double max, std::size_t count) {
+  const double roundings =
+      kExpRoundings + 4 * std::fabs(score.value - max) + static_cast<double>(count);
+  return score.bound + kF32Round * roundings;
+}
+
+}  // namespace
+
+RowResult softmax_row(const Inputs& inputs, const Sequence& s, std::int64_t kv_head,
+                      const std::vector<std::int64_t>& keys, const std::vector<Score>& scores,
+                      const Query& query) {
+  const std::int64_t dim = inputs.problem().head_dim_v;
+  RowResult row{std::vector<double>(dim), std::vector<double>(dim), -kInfinity, 0};
+  if (keys.empty()) return row;
+
+  double max = -kInfinity;
+  bool has_nan = false;
+  for (const Score& score : scores) {
+    max = std::max(max, score.value);
+    has_nan |= std::isnan(score.value);
+  }
+  if (has_nan) max = std::numeric_limits<double>::quiet_NaN();
+  std::vector<double> weight(keys.size());
+  double sum = 0;
+  for (std::size_t n = 0; n < keys.size(); ++n) {
+    weight[n] = std::exp(scores[n].value - max);
+    sum += weight[n];
+  }
+  for (std::size_t n = 0; n < keys.size(); ++n) {
+    for (std::int64_t d = 0; d < dim; ++d) {
+      row.o[d] += weight[n] / sum * inputs.v(s, keys[n], kv_head, d);
+    }
+  }
+  row.lse = max + std::log(sum) + query.lse_shift;
+
+  // With weights p_n x_n for p_n, |log x_n| <= e_n: O' - O = sum p_n (x_n - 1)(v_n - O) / sum p_n
+  // x_n.
+  double least = 0, most = 0;
+  std::vector<double> moved(keys.size());
+  for (std::size_t n = 0; n < keys.size(); ++n) {
+    const double e = weight_bound(scores[n], max, keys.size());
+    if (!(e < 80)) {  // nothing is known of this weight
+      least = 0;
+      most = kInfinity;
+      std::fill(moved.begin(), moved.end(), kInfinity);
+      break;
+    }
+    const double p = weight[n] / sum;
+    least += p * std::exp(-e);
+    most += p * std::exp(e);
+    moved[n] = p * std::expm1(e) + kSmallestExp;
+  }
+  for (std::int64_t d = 0; d < dim; ++d) {
+    for (std::size_t n = 0; n < keys.size() && row.o_bound[d] < kInfinity; ++n) {
+      const double v = inputs.v(s, keys[n], kv_head, d);
+      row.o_bound[d] += most == kInfinity
+                            ? kInfinity
+                            : moved[n] / least * (std::fabs(v - row.o[d]) + std::fabs(row.o[d]));
+    }
+  }
+  row.lse_bound = most == kInfinity ? kInfinity : std::max(std::log(most), -std::log(least));
+  row.lse_bound += query.lse_shift_bound + 4 * kF32Round * (std::fabs(max) + std::fabs(row.lse));
+  return row;
+}
+
+}  // namespace twofour::ref

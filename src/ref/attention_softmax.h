@@ -1,0 +1,22 @@
+// Softmax and P.V of one row over the keys that were kept, with the bound on a kernel's error.
+#pragma once
+
+#include <vector>
+
+#include "ref/attention_operands.h"
+
+namespace twofour::ref {
+
+struct RowResult {
+  std::vector<double> o;        // [Dv]
+  std::vector<double> o_bound;  // [Dv]
+  double lse = 0;
+  double lse_bound = 0;
+};
+
+/// `keys` and `scores` are those kept, `kv_head` the head of V. No keys: zeros and -inf.
+RowResult softmax_row(const Inputs& inputs, const Sequence& s, std::int64_t kv_head,
+                      const std::vector<std::int64_t>& keys, const std::vector<Score>& scores,
+                      const Query& query);
+
+}  // namespace twofour::ref
