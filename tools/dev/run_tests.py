@@ -127,8 +127,8 @@ def main() -> int:
             counts = Counts(failed=1)  # a suite that runs nothing proves nothing
         total += counts
         lines.append(
-            f"{name:10} {counts.passed:6} passed {counts.failed:4} failed {counts.skipped:4} skipped"
-            f" {time.monotonic() - start:8.1f} s"
+            f"{name:10} {counts.passed:6} passed {counts.failed:4} failed"
+            f" {counts.skipped:4} skipped {time.monotonic() - start:8.1f} s"
         )
     print("\n".join(lines))
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped", flush=True)

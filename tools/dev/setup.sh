@@ -193,11 +193,10 @@ package_inputs() {
 }
 
 pip_install_package() {
-  # The libraries come from requirements/, so pip neither resolves nor isolates; the build folder
-  # makes a second build incremental.
+  # The libraries come from requirements/, so pip neither resolves nor isolates. pyproject.toml keeps
+  # the build folder, which makes a second build incremental.
   (cd "$root" && CMAKE_BUILD_PARALLEL_LEVEL=$(jobs) PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    "$venv/bin/python" -m pip install --no-build-isolation --no-deps --force-reinstall \
-    -C build-dir=build/python .)
+    "$venv/bin/python" -m pip install --no-build-isolation --no-deps --force-reinstall .)
 }
 
 install_package() {

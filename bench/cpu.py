@@ -1,0 +1,213 @@
+"""./dev bench cpu: twofour.attention in every mode against torch's SDPA, on the CPU.
+
+Both run in this process, on the same tensors, with the same threads, turn by turn (SDPA, mode, SDPA,
+mode, ...), so that a slow moment hits both. A ratio is the time of SDPA over the time of the call
+after it; the median and the extremes over the repetitions are reported. Preparing K (quantisation,
+change of basis) is inside the timed call.
+
+The inputs are random, scaled so that scores have the standard deviation --score-std. Speed does not
+depend on the values, with one exception: how many units `refined` recomputes. Flat scores would make
+it recompute nearly all of them, real ones about a quarter, so the share stands in every row.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+import twofour
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Basis(NamedTuple):
+    """A calibration of random orthogonal bases: costs what a real one costs."""
+
+    t_q: torch.Tensor  # [Hkv,D,D]
+    t_k: torch.Tensor  # [Hkv,D,D]
+    w: torch.Tensor | None = None
+
+
+def random_basis(heads: int, head_dim: int) -> Basis:
+    basis = torch.linalg.qr(torch.randn(heads, head_dim, head_dim))[0].contiguous()
+    return Basis(basis, basis.clone())
+
+
+def seconds_of(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def measure(mode: str, seqlen: int, head_dim: int, options: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(0)
+    batch_heads = [1, options.heads, seqlen, head_dim]
+    kv_shape = [1, options.kv_heads, seqlen, head_dim]
+    # Scores are q.k / sqrt(D), of standard deviation 1 for unit normal q and k.
+    q = torch.randn(batch_heads) * options.score_std
+    k, v = torch.randn(kv_shape), torch.randn(kv_shape)
+    sparsity = twofour.Sparsity.parse(mode, head_dim)
+    basis = random_basis(options.kv_heads, head_dim) if sparsity.needs_calibration else None
+    call = {"mode": sparsity, "causal": True, "layout": "bhmd", "calibration": basis}
+
+    def sdpa() -> torch.Tensor:
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=options.heads != options.kv_heads
+        )
+
+    def ours() -> torch.Tensor:
+        return twofour.attention(q, k, v, **call)
+
+    sdpa()
+    _, counts = twofour.attention(q, k, v, return_stats=True, **call)  # warms up as well
+    stats = dict(zip(twofour.STATS_FIELDS, counts.tolist(), strict=True))
+    pairs = [(seconds_of(sdpa), seconds_of(ours)) for _ in range(options.repeats)]
+    ratios = [a / b for a, b in pairs]
+    sdpa_s, ours_s = (statistics.median(times) for times in zip(*pairs, strict=True))
+    flop = 4 * stats["live_pairs"] * head_dim  # two products, two operations per multiply-add
+    units = max(stats["units"], 1)
+    return {
+        "mode": mode,
+        "sparsity": str(sparsity),
+        "seqlen": seqlen,
+        "head_dim": head_dim,
+        "threads": torch.get_num_threads(),
+        "ratio_vs_sdpa": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "seconds": round(ours_s, 5),
+        "sdpa_seconds": round(sdpa_s, 5),
+        "sdpa_gflops": round(flop / sdpa_s / 1e9, 1),
+        "dense_equivalent_gflops": round(flop / ours_s / 1e9, 1),
+        "pruned_share": round(stats["pruned_pairs"] / stats["live_pairs"], 4),
+        "refined_share": round(stats["refined"] / units, 4),
+        "dropped_share": round(stats["dropped"] / units, 4),
+        "kernel": twofour.explain(q, k, v, **call).kernel,
+    }
+
+
+def git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return result.stdout.strip()
+
+
+def facts(options: argparse.Namespace) -> dict[str, Any]:
+    """Where and how the figures were made."""
+    return {
+        "machine": {
+            "cpu": twofour.available()["cpu"].detail,
+            "cores": os.cpu_count(),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+        "versions": {
+            "twofour": twofour.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "commit": git("rev-parse", "--short", "HEAD"),
+        "modified": bool(git("status", "--porcelain", "--", "src", "include", "python", "bench")),
+        "command": " ".join(["./dev bench cpu", *sys.argv[1:]]),
+        "dtype": "fp32",
+        "causal": True,
+        "heads": options.heads,
+        "kv_heads": options.kv_heads,
+        "score_std": options.score_std,
+        "repeats": options.repeats,
+    }
+
+
+def add_quality(rows: list[dict[str, Any]], report: Path) -> None:
+    """Puts an evaluation's figures beside the speed of the very same sparsity."""
+    modes = json.loads(report.read_text())["modes"]
+    quality = {entry["sparsity"]: entry for entry in modes.values() if "sparsity" in entry}
+    for row in rows:
+        if entry := quality.get(row["sparsity"]):
+            row["quality"] = {
+                name: entry[name] for name in ("ppl_change_pct", "kl", "top1_pct", "kept_mass")
+            }
+
+
+def write_atomically(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(json.dumps(value, indent=1) + "\n")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return value
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev bench cpu", description=__doc__.splitlines()[0])
+    many = {"nargs": "+", "metavar": "N"}
+    parser.add_argument("--seqlen", type=positive, default=[8192], **many)
+    parser.add_argument("--head-dim", type=positive, default=[64, 128], **many)
+    parser.add_argument("--modes", nargs="+", default=list(twofour.MODES), metavar="MODE")
+    parser.add_argument("--heads", type=positive, default=4)
+    parser.add_argument("--kv-heads", type=positive, help="default: as many as --heads")
+    parser.add_argument("--threads", type=positive, help="default: what torch would use")
+    parser.add_argument("--repeats", type=positive, default=7)
+    parser.add_argument("--score-std", type=float, default=8.0)
+    parser.add_argument("--report", type=Path, help="report.json whose quality figures to add")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench/results/cpu.json")
+    options = parser.parse_args()
+    options.kv_heads = options.kv_heads or options.heads
+    if options.heads % options.kv_heads:
+        parser.error(f"--heads: expected a multiple of {options.kv_heads}, got {options.heads}")
+    if options.report and not options.report.is_file():
+        parser.error(f"--report: {options.report}: no such file")
+    return options
+
+
+def main() -> int:
+    options = parse_options()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    print(f"{'mode':8} {'sparsity':24} {'seqlen':>6} {'D':>4}  ratio to SDPA (min .. max)")
+    rows = []
+    with torch.no_grad():
+        for head_dim in options.head_dim:
+            for seqlen in options.seqlen:
+                for mode in options.modes:
+                    row = measure(mode, seqlen, head_dim, options)
+                    rows.append(row)
+                    print(
+                        f"{mode:8} {row['sparsity']:24} {seqlen:6} {head_dim:4}  "
+                        f"{row['ratio_vs_sdpa']:.2f} ({row['ratio_min']:.2f} .. "
+                        f"{row['ratio_max']:.2f})  {row['dense_equivalent_gflops']:.0f} GFLOPS, "
+                        f"SDPA {row['sdpa_gflops']:.0f}; refined {row['refined_share']:.0%}",
+                        flush=True,
+                    )
+    if options.report:
+        add_quality(rows, options.report)
+    write_atomically(options.out, facts(options) | {"rows": rows})
+    print(f"written: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (OSError, ValueError, NotImplementedError) as error:
+        sys.exit(f"bench: {error}")
