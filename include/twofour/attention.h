@@ -22,7 +22,7 @@
 #include "twofour/status.h"
 #include "twofour/tensor.h"
 
-namespace twofour {
+namespace TWOFOUR_API twofour {
 
 /// Where row i of a causal sequence sits: p = i + (N - M), as for a KV cache, or p = i.
 enum class Align : std::uint8_t { kBottomRight, kTopLeft };
@@ -40,22 +40,22 @@ struct AttentionProblem {
   DType dtype = DType::kF32;  // of Q, K, V and O: fp32, fp16, bf16
   std::int64_t batch = 1;     // sequences; with `packed`, len(cu_seqlens) - 1
   std::int64_t heads_q = 1;
-  std::int64_t heads_kv = 1;    // divides heads_q
-  std::int64_t head_dim = 64;   // of Q and K; a multiple of 8 in 8..512 on the CPU
-  std::int64_t head_dim_v = 64; // of V and O
-  std::int64_t seqlen_q = 0;    // M; with `packed`, the longest
-  std::int64_t seqlen_k = 0;    // N; with `packed`, the longest
-  bool packed = false;          // [T,H,D] with cu_seqlens instead of [B,M,H,D]
-  std::int64_t total_q = 0;     // rows of packed Q; ignored otherwise
-  std::int64_t total_k = 0;     // rows of packed K
+  std::int64_t heads_kv = 1;     // divides heads_q
+  std::int64_t head_dim = 64;    // of Q and K; a multiple of 8 in 8..512 on the CPU
+  std::int64_t head_dim_v = 64;  // of V and O
+  std::int64_t seqlen_q = 0;     // M; with `packed`, the longest
+  std::int64_t seqlen_k = 0;     // N; with `packed`, the longest
+  bool packed = false;           // [T,H,D] with cu_seqlens instead of [B,M,H,D]
+  std::int64_t total_q = 0;      // rows of packed Q; ignored otherwise
+  std::int64_t total_k = 0;      // rows of packed K
   bool causal = false;
   Align align = Align::kBottomRight;  // read only with causal
   Window window;
-  bool has_mask = false;       // a boolean mask will be given; not with `packed`
-  bool has_transform = false;  // a KeyTransform will be given; only read by nm24
-  bool has_prepared_k = false; // a PreparedK will be given; only read by int8
-  bool trace = false;          // Decisions will be written (debugging rows only)
-  std::optional<float> scale;  // default 1/sqrt(head_dim)
+  bool has_mask = false;        // a boolean mask will be given; not with `packed`
+  bool has_transform = false;   // a KeyTransform will be given; only read by nm24
+  bool has_prepared_k = false;  // a PreparedK will be given; only read by int8
+  bool trace = false;           // Decisions will be written (debugging rows only)
+  std::optional<float> scale;   // default 1/sqrt(head_dim)
   Sparsity sparsity;
 };
 
@@ -80,8 +80,8 @@ struct Kernel;  // a row of the registry, src/plan/registry.h
 /// One row of a plan's printout: a kernel with its predicted seconds, or why it was refused.
 struct Candidate {
   std::string kernel_id;
-  std::string why_not;    // empty: it can run
-  double seconds = 0;     // predicted; 0 when refused
+  std::string why_not;  // empty: it can run
+  double seconds = 0;   // predicted; 0 when refused
   std::size_t workspace = 0;
   bool chosen = false;
 };
@@ -121,8 +121,8 @@ Result<Plan> plan(const AttentionProblem& problem, const Device& device,
                   const PlanOptions& options = {});
 
 /// plan + run in one call with an internally allocated workspace: for scripts and tests.
-/// `problem`'s shapes are taken from the views in `args` (packed: batch, seqlen_q and seqlen_k
-/// stay as given).
+/// `problem`'s shapes and dtype are taken from the views in `args` (packed: batch, seqlen_q and
+/// seqlen_k stay as given), has_mask, has_transform, has_prepared_k and trace from what is there.
 Status attention(AttentionProblem problem, const AttentionArgs& args);
 
 }  // namespace twofour

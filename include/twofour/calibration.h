@@ -14,7 +14,7 @@
 #include "twofour/prepare.h"
 #include "twofour/status.h"
 
-namespace twofour {
+namespace TWOFOUR_API twofour {
 
 class Calibration {
  public:

@@ -6,7 +6,7 @@
 
 #include "twofour/status.h"
 
-namespace twofour {
+namespace TWOFOUR_API twofour {
 
 struct AttentionProblem;
 
@@ -23,15 +23,15 @@ enum class UnitDecision : std::uint8_t { kPlain = 0, kPruned = 1, kRefined = 2, 
 
 /// Rows are numbered as in memory: b * M + i, or the token index when packed.
 struct Decisions {
-  std::int64_t heads = 0;       // Hq
-  std::int64_t rows = 0;        // B * M, or Tq when packed
-  std::int64_t keys = 0;        // N (longest)
-  std::int64_t words = 0;       // ceil(keys / 64)
-  std::int64_t half_blocks = 0; // 2 * ceil(keys / block)
+  std::int64_t heads = 0;        // Hq
+  std::int64_t rows = 0;         // B * M, or Tq when packed
+  std::int64_t keys = 0;         // N (longest)
+  std::int64_t words = 0;        // ceil(keys / 64)
+  std::int64_t half_blocks = 0;  // 2 * ceil(keys / block)
   /// Bit j of row r: key j is live, survived the pattern and its unit was not dropped.
-  std::vector<std::uint64_t> kept;     // [heads, rows, words]
+  std::vector<std::uint64_t> kept;  // [heads, rows, words]
   /// Decision of the unit that row r and half-block u belong to (the same for all its rows).
-  std::vector<UnitDecision> unit;      // [heads, rows, half_blocks]
+  std::vector<UnitDecision> unit;  // [heads, rows, half_blocks]
 
   bool is_kept(std::int64_t head, std::int64_t row, std::int64_t key) const {
     return (kept[(head * rows + row) * words + key / 64] >> (key % 64)) & 1u;

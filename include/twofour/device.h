@@ -6,7 +6,7 @@
 
 #include "twofour/status.h"
 
-namespace twofour {
+namespace TWOFOUR_API twofour {
 
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 

@@ -16,7 +16,7 @@
 #include "twofour/status.h"
 #include "twofour/tensor.h"
 
-namespace twofour {
+namespace TWOFOUR_API twofour {
 
 namespace io {
 class Source;  // src/io/file.h

@@ -7,7 +7,7 @@
 #include "twofour/status.h"
 #include "twofour/tensor.h"
 
-namespace twofour {
+namespace TWOFOUR_API twofour {
 
 struct AttentionProblem;
 struct AttentionArgs;
@@ -29,9 +29,9 @@ struct KeyTransform {
 struct PreparedK {
   std::int64_t heads_kv = 0;
   std::int64_t head_dim = 0;
-  std::int64_t rows = 0;    // B * N, or Tk when packed
-  std::int64_t blocks = 0;  // key blocks of all sequences
-  int block = 0;            // keys in a block
+  std::int64_t rows = 0;                   // B * N, or Tk when packed
+  std::int64_t blocks = 0;                 // key blocks of all sequences
+  int block = 0;                           // keys in a block
   std::vector<std::int64_t> block_offset;  // [B+1]
   std::vector<std::int8_t> codes;          // [Hkv, rows, D]
   std::vector<float> scale;                // [Hkv, blocks]

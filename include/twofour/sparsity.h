@@ -10,7 +10,7 @@
 
 #include "twofour/status.h"
 
-namespace twofour {
+namespace TWOFOUR_API twofour {
 
 /// How a score is computed in pruned blocks (int8: in every block).
 enum class QKProduct : std::uint8_t {
@@ -33,9 +33,9 @@ enum class Mode : std::uint8_t { kDense, kScore, kInt8, kDual, kRefined };
 struct Sparsity {
   QKProduct qk = QKProduct::kExact;
   ScorePattern score = ScorePattern::kNone;
-  int block = 0;         // keys in a key block; 0: 128 for head_dim <= 64, else 192
-  int sink_blocks = 0;   // first live key blocks of a row block that stay plain
-  int local_blocks = 0;  // key blocks below the lowest diagonal one that stay plain
+  int block = 0;                // keys in a key block; 0: 128 for head_dim <= 64, else 192
+  int sink_blocks = 0;          // first live key blocks of a row block that stay plain
+  int local_blocks = 0;         // key blocks below the lowest diagonal one that stay plain
   std::optional<float> refine;  // nats: recompute a unit whose maximum is >= m - refine
   std::optional<float> drop;    // nats: skip a unit whose every maximum is < m - drop
 

@@ -7,7 +7,9 @@
 #include <string>
 #include <utility>
 
-namespace twofour {
+#include "twofour/export.h"
+
+namespace TWOFOUR_API twofour {
 
 /// Why a call failed. The numbers are part of the C ABI (`twofour_code` in twofour.h).
 enum class Code : int {
@@ -43,8 +45,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}              // NOLINT: implicit by design
-  Result(Status status) : status_(std::move(status)) {}      // NOLINT: implicit by design
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit by design
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit by design
   Result(Code code, std::string message) : status_(code, std::move(message)) {}
 
   bool ok() const { return value_.has_value(); }

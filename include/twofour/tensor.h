@@ -6,8 +6,11 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <utility>
 
-namespace twofour {
+#include "twofour/export.h"
+
+namespace TWOFOUR_API twofour {
 
 /// Element types. Attention takes the first three; the others describe masks, codes and files.
 enum class DType : std::uint8_t { kF32 = 0, kF16, kBF16, kF64, kI8, kU8, kBool, kI32, kI64 };
@@ -15,12 +18,16 @@ enum class DType : std::uint8_t { kF32 = 0, kF16, kBF16, kF64, kI8, kU8, kBool, 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::kF64:
-    case DType::kI64: return 8;
+    case DType::kI64:
+      return 8;
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32:
+      return 4;
     case DType::kF16:
-    case DType::kBF16: return 2;
-    default: return 1;
+    case DType::kBF16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
