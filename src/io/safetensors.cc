@@ -1,5 +1,7 @@
 // The .safetensors format: 8 bytes of header length, a JSON header, then the data of the tensors
 // without holes. https://github.com/huggingface/safetensors#format
+#include "io/safetensors.h"
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -7,11 +9,12 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <span>
+#include <tuple>
 
 #include "io/file.h"
 #include "io/tensor_checks.h"
 #include "io/text.h"
-#include "twofour/io.h"
 
 namespace twofour {
 namespace {
@@ -236,55 +239,64 @@ Result<Tensor> SafetensorsFile::read(const std::string& name) const {
   return tensor;
 }
 
-Status write_safetensors(const std::string& path,
-                         const std::vector<std::pair<std::string, const Tensor*>>& tensors,
-                         const std::map<std::string, std::string>& metadata) {
-  const auto invalid = [&](const std::string& why) {
-    return Status(Code::kInvalidArgument, "cannot write " + quoted(path) + ": " + why);
-  };
-  std::vector<std::size_t> order(tensors.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+Result<io::SafetensorsHead> io::safetensors_head(
+    const std::vector<std::pair<std::string, const Tensor*>>& tensors,
+    const std::map<std::string, std::string>& metadata) {
+  const auto invalid = [](const std::string& why) { return Status(Code::kInvalidArgument, why); };
+  SafetensorsHead head;
+  head.order.resize(tensors.size());
+  std::iota(head.order.begin(), head.order.end(), std::size_t{0});
+  std::stable_sort(head.order.begin(), head.order.end(), [&](std::size_t a, std::size_t b) {
     return size_of(tensors[a].second->dtype) > size_of(tensors[b].second->dtype);
   });
 
-  std::string header = "{";
+  std::string json = "{";
   if (!metadata.empty()) {
-    header += "\"__metadata__\":{";
-    bool first = true;
+    json += "\"__metadata__\":{";
+    const char* comma = "";
     for (const auto& [key, value] : metadata) {
-      if (!io::is_utf8(key) || !io::is_utf8(value)) return invalid("metadata is not UTF-8");
-      header += (first ? "" : ",") + io::json_string(key) + ":" + io::json_string(value);
-      first = false;
+      if (!is_utf8(key) || !is_utf8(value)) return invalid("metadata is not UTF-8");
+      json += comma + json_string(key) + ":" + json_string(value);
+      comma = ",";
     }
-    header += "}";
+    json += "}";
   }
   std::set<std::string> names;
   std::uint64_t at = 0;
-  for (const std::size_t i : order) {
+  for (const std::size_t i : head.order) {
     const auto& [name, tensor] = tensors[i];
-    if (!io::is_utf8(name)) return invalid("the tensor name " + quoted(name) + " is not UTF-8");
+    if (!is_utf8(name)) return invalid("the tensor name " + quoted(name) + " is not UTF-8");
     if (name == "__metadata__" || !names.insert(name).second)
       return invalid("the tensor name " + quoted(name) + " is taken");
     const auto* dtype = std::find_if(std::begin(kDTypes), std::end(kDTypes),
                                      [&](const FileDType& d) { return d.dtype == tensor->dtype; });
-    header += (header.size() > 1 ? "," : "") + io::json_string(name) + ":{\"dtype\":\"" +
-              dtype->name + "\",\"shape\":[";
+    json += (json.size() > 1 ? "," : "") + json_string(name) + ":{\"dtype\":\"" + dtype->name +
+            "\",\"shape\":[";
     for (std::size_t axis = 0; axis < tensor->shape.size(); ++axis)
-      header += (axis > 0 ? "," : "") + std::to_string(tensor->shape[axis]);
+      json += (axis > 0 ? "," : "") + std::to_string(tensor->shape[axis]);
     const std::uint64_t end = at + tensor->bytes.size();
-    header += "],\"data_offsets\":[" + std::to_string(at) + "," + std::to_string(end) + "]}";
+    json += "],\"data_offsets\":[" + std::to_string(at) + "," + std::to_string(end) + "]}";
     at = end;
   }
-  header += "}";
-  header.resize((header.size() + 7) / 8 * 8, ' ');  // so that the data starts aligned
+  json += "}";
+  json.resize((json.size() + 7) / 8 * 8, ' ');  // so that the data starts aligned
+  const std::uint64_t length = json.size();
+  head.bytes.assign(reinterpret_cast<const char*>(&length), sizeof length);
+  head.bytes += json;
+  return head;
+}
 
+Status write_safetensors(const std::string& path,
+                         const std::vector<std::pair<std::string, const Tensor*>>& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  Result<io::SafetensorsHead> head = io::safetensors_head(tensors, metadata);
+  if (!head.ok())
+    return Status(head.status().code(),
+                  "cannot write " + quoted(path) + ": " + head.status().message());
   Result<io::AtomicFile> file = io::AtomicFile::create(path);
   if (!file.ok()) return file.status();
-  const std::uint64_t length = header.size();
-  if (Status status = file->write(&length, sizeof length); !status.ok()) return status;
-  if (Status status = file->write(header); !status.ok()) return status;
-  for (const std::size_t i : order) {
+  if (Status status = file->write(head->bytes); !status.ok()) return status;
+  for (const std::size_t i : head->order) {
     const Tensor& tensor = *tensors[i].second;
     if (Status status = file->write(tensor.bytes.data(), tensor.bytes.size()); !status.ok())
       return status;
