@@ -1,13 +1,13 @@
 """./dev bench cpu: twofour.attention in every mode against torch's SDPA, on the CPU.
 
-Both run in this process, on the same tensors, with the same threads, turn by turn (SDPA, mode, SDPA,
-mode, ...), so that a slow moment hits both. A ratio is the time of SDPA over the time of the call
-after it; the median and the extremes over the repetitions are reported. Preparing K (quantisation,
-change of basis) is inside the timed call.
+Both run in this process, on the same tensors, with the same threads, turn by turn (SDPA, mode,
+SDPA, mode, ...), so that a slow moment hits both. A ratio is the time of SDPA over the time of the
+call after it; the median and the extremes over the repetitions are reported. Preparing K
+(quantisation, change of basis) is inside the timed call.
 
 The inputs are random, scaled so that scores have the standard deviation --score-std. Speed does not
-depend on the values, with one exception: how many units `refined` recomputes. Flat scores would make
-it recompute nearly all of them, real ones about a quarter, so the share stands in every row.
+depend on the values, with one exception: how many units `refined` recomputes. Flat scores would
+make it recompute nearly all of them, real ones about a quarter, so the share stands in every row.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-
 import twofour
 
 ROOT = Path(__file__).resolve().parents[1]
