@@ -63,8 +63,9 @@ Status read_struct(const char* name, const Struct* in, std::size_t first, Struct
   const char* bytes = reinterpret_cast<const char*>(in);
   for (std::size_t i = sizeof(Struct); i < size; ++i) {
     if (bytes[i] != 0) {
-      return {Code::kUnsupported, std::string(name) + ": expected at most version " TWOFOUR_VERSION
-                                                      " of this struct, got fields of a newer one"};
+      return {Code::kUnsupported, std::string(name) + ": expected zeros beyond the " +
+                                      std::to_string(sizeof(Struct)) +
+                                      " bytes this version knows, got fields of a newer one"};
     }
   }
   std::memcpy(&out, in, size < sizeof(Struct) ? size : sizeof(Struct));

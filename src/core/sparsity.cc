@@ -14,7 +14,7 @@ constexpr std::array kProducts = {QKProduct::kExact, QKProduct::kNm24, QKProduct
 constexpr std::array kPatterns = {ScorePattern::kNone, ScorePattern::kPair,
                                   ScorePattern::kNm24Strided, ScorePattern::kNm24Adjacent};
 
-std::string quoted(std::string_view text) { return "\"" + std::string(text) + "\""; }
+std::string quoted(std::string_view text) { return std::string("\"").append(text).append("\""); }
 
 /// "a, b or c": the names of a list of enumerators.
 template <class List>
