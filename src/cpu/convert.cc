@@ -1,0 +1,128 @@
+#include "cpu/convert.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "core/half.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/convert.cc"
+#include "cpu/simd.h"
+
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace twofour::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D32 = hn::ScalableTag<float>;
+using V32 = hn::Vec<D32>;
+constexpr std::int64_t kLanes = HWY_LANES(float);
+
+// SSE4 has no half conversions, and Highway's stand-ins for them do not round to nearest.
+constexpr bool kHardwareHalf = HWY_TARGET != HWY_SSE4;
+
+void load_row(float* dst, const void* src, DType dtype, std::int64_t n) {
+  const D32 d;
+  if (dtype == DType::kF32) {
+    std::memcpy(dst, src, static_cast<std::size_t>(n) * sizeof(float));
+    return;
+  }
+  std::int64_t j = 0;
+  if (dtype == DType::kBF16) {
+    const hn::Rebind<std::uint16_t, D32> d16;
+    const hn::RebindToUnsigned<D32> du;
+    const auto* bits = static_cast<const std::uint16_t*>(src);
+    for (; j + kLanes <= n; j += kLanes)
+      hn::StoreU(hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, bits + j)))), d,
+                 dst + j);
+  } else if constexpr (kHardwareHalf) {
+    const hn::Rebind<hwy::float16_t, D32> d16;
+    const auto* halves = static_cast<const hwy::float16_t*>(src);
+    for (; j + kLanes <= n; j += kLanes)
+      hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, halves + j)), d, dst + j);
+  }
+  for (; j < n; ++j) dst[j] = load_float(src, dtype, j);
+}
+
+void store_row(void* dst, DType dtype, const float* src, float factor, std::int64_t n) {
+  const D32 d;
+  const V32 f = hn::Set(d, factor);
+  std::int64_t j = 0;
+  if (dtype == DType::kF32) {
+    auto* out = static_cast<float*>(dst);
+    for (; j + kLanes <= n; j += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, src + j), f), d, out + j);
+  } else if (dtype == DType::kF16) {
+    if constexpr (kHardwareHalf) {
+      const hn::Rebind<hwy::float16_t, D32> d16;
+      auto* out = static_cast<hwy::float16_t*>(dst);
+      for (; j + kLanes <= n; j += kLanes)
+        hn::StoreU(hn::DemoteTo(d16, hn::Mul(hn::LoadU(d, src + j), f)), d16, out + j);
+    }
+  }
+  if (dtype == DType::kBF16) {  // integer arithmetic, which the compiler vectorises by itself
+    auto* out = static_cast<std::uint16_t*>(dst);
+    for (; j < n; ++j) out[j] = f32_to_bf16(src[j] * factor);
+  }
+  for (; j < n; ++j) store_float(dst, dtype, j, src[j] * factor);
+}
+
+HWY_INLINE V32 centred(const float* x, const float* mean, std::int64_t j) {
+  const D32 d;
+  const V32 value = hn::LoadU(d, x + j);
+  return mean ? hn::Sub(value, hn::LoadU(d, mean + j)) : value;
+}
+
+void quantise_row(std::int8_t* codes, const float* x, const float* mean, float scale,
+                  std::int64_t n) {
+  const D32 d;
+  const V32 divisor = hn::Set(d, scale);
+  const hn::Rebind<std::int8_t, D32> d8;
+  std::int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) {
+    const V32 code =
+        hn::Clamp(hn::Div(centred(x, mean, j), divisor), hn::Set(d, -127.0f), hn::Set(d, 127.0f));
+    hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(code)), d8, codes + j);
+  }
+  for (; j < n; ++j) {
+    const float code = (x[j] - (mean ? mean[j] : 0.0f)) / scale;
+    // NaN fails every comparison and becomes 0: converting it would be undefined.
+    codes[j] = code >= -127.0f && code <= 127.0f ? static_cast<std::int8_t>(std::nearbyint(code))
+                                                 : static_cast<std::int8_t>(code > 127.0f    ? 127
+                                                                            : code < -127.0f ? -127
+                                                                                             : 0);
+  }
+}
+
+float amax_row(const float* x, const float* mean, std::int64_t n) {
+  const D32 d;
+  V32 top = hn::Zero(d);
+  bool nan = false;
+  std::int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) {
+    const V32 value = hn::Abs(centred(x, mean, j));
+    nan |= !hn::AllFalse(d, hn::IsNaN(value));
+    top = hn::Max(top, value);
+  }
+  float result = hn::GetLane(hn::MaxOfLanes(d, top));
+  for (; j < n; ++j) {
+    const float value = std::fabs(x[j] - (mean ? mean[j] : 0.0f));
+    nan |= value != value;
+    result = value > result ? value : result;
+  }
+  return nan ? std::nanf("") : result;
+}
+
+constexpr ConvertOps kConvertOps{&load_row, &store_row, &quantise_row, &amax_row};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace twofour::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace twofour::cpu {
+const ConvertOps* convert_ops(std::int64_t target) { TWOFOUR_FIND_TABLE(target, kConvertOps) }
+}  // namespace twofour::cpu
+#endif
