@@ -9,7 +9,7 @@
 namespace twofour {
 namespace {
 
-using io::quoted;
+using io::in_quotes;
 
 constexpr const char* kFormat = "twofour-calibration";
 constexpr const char* kVersion = "1";
@@ -51,19 +51,19 @@ bool is_inverse_pair(const float* t_q, const float* t_k, std::int64_t dim) {
 Result<std::string> required(const SafetensorsFile& file, const char* key) {
   const auto found = file.metadata().find(key);
   if (found != file.metadata().end()) return found->second;
-  return {Code::kCorrupt, quoted(file.path()) + " is not a calibration: expected " + quoted(key) +
-                              " in its metadata"};
+  return {Code::kCorrupt, in_quotes(file.path()) + " is not a calibration: expected " +
+                              in_quotes(key) + " in its metadata"};
 }
 
 Result<std::int64_t> required_integer(const SafetensorsFile& file, const char* key,
                                       std::int64_t most) {
   Result<std::string> text = required(file, key);
   if (!text.ok()) return text.status();
-  io::Cursor cursor(*text, std::string(key) + " in the metadata of " + quoted(file.path()));
+  io::Cursor cursor(*text, std::string(key) + " in the metadata of " + in_quotes(file.path()));
   Result<std::uint64_t> value = cursor.integer(static_cast<std::uint64_t>(most));
   if (!value.ok()) return value.status();
   if (!cursor.at_end() || *value < 1)
-    return {Code::kCorrupt, quoted(file.path()) + " has " + key + " " + quoted(*text) +
+    return {Code::kCorrupt, in_quotes(file.path()) + " has " + key + " " + in_quotes(*text) +
                                 "; expected an integer in 1.." + std::to_string(most)};
   return static_cast<std::int64_t>(*value);
 }
@@ -77,9 +77,9 @@ Result<std::vector<float>> read_floats(const SafetensorsFile& file, const std::s
     std::string expected, got;
     for (const std::int64_t extent : shape) expected += " " + std::to_string(extent);
     for (const std::int64_t extent : found->second.shape) got += " " + std::to_string(extent);
-    return {Code::kCorrupt, quoted(file.path()) + " holds " + quoted(name) +
+    return {Code::kCorrupt, in_quotes(file.path()) + " holds " + in_quotes(name) +
                                 ": expected F32 of shape" + expected + ", got " +
-                                quoted(found->second.dtype) + " of shape" + got};
+                                in_quotes(found->second.dtype) + " of shape" + got};
   }
   Result<Tensor> tensor = file.read(name);
   if (!tensor.ok()) {
@@ -113,7 +113,7 @@ Status Calibration::check_model(std::int64_t model_layers, std::int64_t model_he
       head_dim == model_head_dim)
     return {};
   return Status(Code::kInvalidArgument,
-                "the calibration is for " + quoted(model) + " with " +
+                "the calibration is for " + in_quotes(model) + " with " +
                     describe(own_layers, heads_q, heads_kv, head_dim) + "; expected " +
                     describe(model_layers, model_heads_q, model_heads_kv, model_head_dim));
 }
@@ -156,19 +156,19 @@ Result<Calibration> io::read_calibration(const SafetensorsFile& file) {
   Result<std::string> format = required(file, "format");
   if (!format.ok()) return format.status();
   if (*format != kFormat)
-    return {Code::kCorrupt, quoted(file.path()) + " is not a calibration: expected format " +
-                                quoted(kFormat) + ", got " + quoted(*format)};
+    return {Code::kCorrupt, in_quotes(file.path()) + " is not a calibration: expected format " +
+                                in_quotes(kFormat) + ", got " + in_quotes(*format)};
   Result<std::string> version = required(file, "version");
   if (!version.ok()) return version.status();
   if (*version != kVersion)
-    return {Code::kCorrupt, quoted(file.path()) + " is a calibration of version " +
-                                quoted(*version) + "; expected version " + quoted(kVersion)};
+    return {Code::kCorrupt, in_quotes(file.path()) + " is a calibration of version " +
+                                in_quotes(*version) + "; expected version " + in_quotes(kVersion)};
   Result<std::string> model = required(file, "model");
   if (!model.ok()) return model.status();
   Result<std::string> kind = required(file, "kind");
   if (!kind.ok()) return kind.status();
   if (*kind != "identity" && *kind != "permutation" && *kind != "balanced")
-    return {Code::kCorrupt, quoted(file.path()) + " has kind " + quoted(*kind) +
+    return {Code::kCorrupt, in_quotes(file.path()) + " has kind " + in_quotes(*kind) +
                                 "; expected 'identity', 'permutation' or 'balanced'"};
   Calibration calibration;
   calibration.model = *std::move(model);
@@ -186,9 +186,9 @@ Result<Calibration> io::read_calibration(const SafetensorsFile& file) {
     *target.first = *value;
   }
   if (file.entries().size() != static_cast<std::size_t>(3 * layer_count))
-    return {Code::kCorrupt, quoted(file.path()) + " has " + std::to_string(file.entries().size()) +
-                                " tensors; expected 3 for each of " + std::to_string(layer_count) +
-                                " layers"};
+    return {Code::kCorrupt,
+            in_quotes(file.path()) + " has " + std::to_string(file.entries().size()) +
+                " tensors; expected 3 for each of " + std::to_string(layer_count) + " layers"};
   const std::int64_t heads = calibration.heads_kv, dim = calibration.head_dim;
   for (std::int64_t i = 0; i < layer_count; ++i) {
     Calibration::Layer layer;
@@ -205,7 +205,7 @@ Result<Calibration> io::read_calibration(const SafetensorsFile& file) {
     calibration.layers.push_back(std::move(layer));
   }
   if (Status status = calibration.validate(); !status.ok())
-    return {Code::kCorrupt, quoted(file.path()) + ": " + status.message()};
+    return {Code::kCorrupt, in_quotes(file.path()) + ": " + status.message()};
   return calibration;
 }
 

@@ -24,7 +24,7 @@ constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;  // Linux moves at mo
 Status errno_status(const std::string& what, const std::string& path, int error) {
   const bool missing = what == "open" && (error == ENOENT || error == ENOTDIR);
   return Status(missing ? Code::kNotFound : Code::kIo,
-                "cannot " + what + " " + quoted(path) + ": " + std::strerror(error));
+                "cannot " + what + " " + in_quotes(path) + ": " + std::strerror(error));
 }
 
 // Paths of the temporary files in flight. A signal handler may take no lock and touch no
@@ -103,7 +103,7 @@ class MemorySource final : public Source {
 }  // namespace
 
 Status Source::truncated(std::uint64_t offset, std::uint64_t missing) const {
-  return Status(Code::kCorrupt, quoted(path_) + " is truncated: expected " +
+  return Status(Code::kCorrupt, in_quotes(path_) + " is truncated: expected " +
                                     std::to_string(missing) + " bytes at offset " +
                                     std::to_string(offset));
 }
@@ -123,7 +123,7 @@ Result<std::shared_ptr<const Source>> open_file(const std::string& path) {
   }
   if (!S_ISREG(info.st_mode)) {
     ::close(fd);
-    return {Code::kIo, "cannot read " + quoted(path) + ": expected a regular file, got a " +
+    return {Code::kIo, "cannot read " + in_quotes(path) + ": expected a regular file, got a " +
                            (S_ISDIR(info.st_mode) ? "directory" : "device or pipe")};
   }
   return std::shared_ptr<const Source>(
@@ -146,7 +146,7 @@ Result<std::vector<std::byte>> allocate(std::uint64_t bytes, const std::string& 
     } catch (const std::bad_alloc&) {  // falls through to the same message
     }
   }
-  return {Code::kOutOfMemory, quoted(path) + " needs " + std::to_string(bytes) +
+  return {Code::kOutOfMemory, in_quotes(path) + " needs " + std::to_string(bytes) +
                                   " bytes of memory; this machine has " + std::to_string(physical)};
 }
 
@@ -154,7 +154,7 @@ Result<std::vector<std::byte>> read_file(const std::string& path, std::uint64_t 
   Result<std::shared_ptr<const Source>> file = open_file(path);
   if (!file.ok()) return file.status();
   if ((*file)->size() > limit)
-    return {Code::kCorrupt, quoted(path) + " is too large: expected at most " +
+    return {Code::kCorrupt, in_quotes(path) + " is too large: expected at most " +
                                 std::to_string(limit) + " bytes, got " +
                                 std::to_string((*file)->size())};
   Result<std::vector<std::byte>> bytes = allocate((*file)->size(), path);
@@ -187,7 +187,8 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
   struct stat info {};
   const bool exists = ::stat(file.final_.c_str(), &info) == 0;
   if (path.empty() || path.back() == '/' || (exists && S_ISDIR(info.st_mode)))
-    return {Code::kIo, "cannot write " + quoted(path) + ": expected a file name, got a directory"};
+    return {Code::kIo,
+            "cannot write " + in_quotes(path) + ": expected a file name, got a directory"};
   if (exists && !S_ISREG(info.st_mode)) {
     file.fd_ = ::open(file.final_.c_str(), O_WRONLY | O_CLOEXEC);
     if (file.fd_ < 0) return errno_status("write", path, errno);
@@ -230,7 +231,7 @@ Status AtomicFile::write(const void* data, std::size_t bytes) {
 }
 
 Status AtomicFile::commit() {
-  if (fd_ < 0) return Status(Code::kInternal, "commit of a closed file " + quoted(path_));
+  if (fd_ < 0) return Status(Code::kInternal, "commit of a closed file " + in_quotes(path_));
   const bool direct = temporary_.empty();
   // fsync also reports the errors of delayed allocation, a full disk among them.
   if (!direct && ::fsync(fd_) != 0) return errno_status("write", path_, errno);

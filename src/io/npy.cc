@@ -32,7 +32,7 @@ struct Header {
 };
 
 Status corrupt(const std::string& name, const std::string& message) {
-  return Status(Code::kCorrupt, quoted(name) + " is not a valid .npy file: " + message);
+  return Status(Code::kCorrupt, in_quotes(name) + " is not a valid .npy file: " + message);
 }
 
 /// Reads magic, version and header length from the first bytes of the file.
@@ -64,7 +64,8 @@ Result<Preamble> parse_preamble(std::span<const std::byte> bytes, std::uint64_t 
 Result<DType> parse_descr(const std::string& descr, const std::string& name,
                           const NpyOptions& options) {
   const auto unsupported = [&](const std::string& why) {
-    return Status(Code::kUnsupported, quoted(name) + " has dtype " + quoted(descr) + ": " + why);
+    return Status(Code::kUnsupported,
+                  in_quotes(name) + " has dtype " + in_quotes(descr) + ": " + why);
   };
   if (descr.size() < 3) return unsupported("expected a byte order, a letter and a size");
   const std::string kind = descr.substr(1);
@@ -108,7 +109,7 @@ Result<std::vector<std::int64_t>> parse_shape(Cursor& cursor) {
 /// {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
 Result<Header> parse_header(std::string_view text, const std::string& name,
                             const NpyOptions& options) {
-  Cursor cursor(text, "header of " + quoted(name));
+  Cursor cursor(text, "header of " + in_quotes(name));
   std::optional<std::string> descr;
   std::optional<bool> fortran;
   std::optional<std::vector<std::int64_t>> shape;
@@ -119,7 +120,7 @@ Result<Header> parse_header(std::string_view text, const std::string& name,
     if (Status status = cursor.expect(':'); !status.ok()) return status;
     if (*key == "descr" && !descr) {
       if (cursor.accept('['))
-        return {Code::kUnsupported, quoted(name) + " holds records; expected a plain array"};
+        return {Code::kUnsupported, in_quotes(name) + " holds records; expected a plain array"};
       Result<std::string> value = cursor.python_text();
       if (!value.ok()) return value.status();
       descr = *std::move(value);
@@ -131,8 +132,8 @@ Result<Header> parse_header(std::string_view text, const std::string& name,
       if (!value.ok()) return value.status();
       shape = *std::move(value);
     } else {
-      return corrupt(
-          name, "expected the keys descr, fortran_order and shape once each, got " + quoted(*key));
+      return corrupt(name, "expected the keys descr, fortran_order and shape once each, got " +
+                               in_quotes(*key));
     }
     if (cursor.accept(',')) continue;
     if (!cursor.accept('}')) return cursor.error("',' or '}'");
@@ -147,11 +148,11 @@ Result<Header> parse_header(std::string_view text, const std::string& name,
   const auto long_axes =
       std::count_if(shape->begin(), shape->end(), [](std::int64_t extent) { return extent != 1; });
   if (*fortran && long_axes > 1)
-    return {Code::kUnsupported, quoted(name) +
+    return {Code::kUnsupported, in_quotes(name) +
                                     " is in Fortran order; expected C order, save with "
                                     "numpy.ascontiguousarray"};
   if (shape->size() > kMaxRank)
-    return {Code::kUnsupported, quoted(name) + " has " + std::to_string(shape->size()) +
+    return {Code::kUnsupported, in_quotes(name) + " has " + std::to_string(shape->size()) +
                                     " axes; expected at most " + std::to_string(kMaxRank)};
   return Header{*dtype, *std::move(shape)};
 }

@@ -20,7 +20,7 @@ namespace twofour {
 namespace {
 
 using io::Cursor;
-using io::quoted;
+using io::in_quotes;
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // the limit of the format's own library
 constexpr std::uint64_t kMaxInteger = std::uint64_t{1} << 62;
@@ -48,7 +48,7 @@ const FileDType* find_dtype(const std::string& name) {
 }
 
 Status corrupt(const std::string& path, const std::string& message) {
-  return Status(Code::kCorrupt, quoted(path) + " is not a valid .safetensors file: " + message);
+  return Status(Code::kCorrupt, in_quotes(path) + " is not a valid .safetensors file: " + message);
 }
 
 /// Visits the members of an object: `member(key)` reads the value. Refuses a key that came before.
@@ -60,7 +60,7 @@ Status parse_object(Cursor& cursor, Member&& member) {
   do {
     Result<std::string> key = cursor.json_text();
     if (!key.ok()) return key.status();
-    if (!seen.insert(*key).second) return cursor.error("each name once, after " + quoted(*key));
+    if (!seen.insert(*key).second) return cursor.error("each name once, after " + in_quotes(*key));
     if (Status status = cursor.expect(':'); !status.ok()) return status;
     if (Status status = member(*key); !status.ok()) return status;
   } while (cursor.accept(','));
@@ -103,7 +103,7 @@ Result<SafetensorsFile::Entry> parse_entry(Cursor& cursor) {
       entry.begin = (*value)[0];
       entry.end = (*value)[1];
     } else {
-      return cursor.error("dtype, shape or data_offsets, after " + quoted(key));
+      return cursor.error("dtype, shape or data_offsets, after " + in_quotes(key));
     }
     return {};
   });
@@ -122,11 +122,13 @@ Status check_layout(const std::string& path,
     const auto& [name, entry] = named;
     const FileDType* dtype = find_dtype(entry.dtype);
     if (dtype == nullptr)
-      return corrupt(path, "tensor " + quoted(name) + " has unknown dtype " + quoted(entry.dtype));
+      return corrupt(path,
+                     "tensor " + in_quotes(name) + " has unknown dtype " + in_quotes(entry.dtype));
     const auto bytes = io::checked_bytes(entry.shape, static_cast<std::uint64_t>(dtype->bits));
-    if (!bytes) return corrupt(path, "the shape of tensor " + quoted(name) + " overflows 64 bits");
+    if (!bytes)
+      return corrupt(path, "the shape of tensor " + in_quotes(name) + " overflows 64 bits");
     if (entry.begin > entry.end || entry.end - entry.begin != *bytes)
-      return corrupt(path, "tensor " + quoted(name) + " has data offsets [" +
+      return corrupt(path, "tensor " + in_quotes(name) + " has data offsets [" +
                                std::to_string(entry.begin) + ", " + std::to_string(entry.end) +
                                "); expected " + std::to_string(*bytes) + " bytes");
     order.push_back(&named);
@@ -137,7 +139,7 @@ Status check_layout(const std::string& path,
   std::uint64_t at = 0;
   for (const Named* named : order) {
     if (named->second.begin != at)
-      return corrupt(path, "tensor " + quoted(named->first) + " starts at byte " +
+      return corrupt(path, "tensor " + in_quotes(named->first) + " starts at byte " +
                                std::to_string(named->second.begin) + " of the data; expected " +
                                std::to_string(at) + " (no overlap, no hole)");
     at = named->second.end;
@@ -169,7 +171,7 @@ Result<SafetensorsFile> SafetensorsFile::parse(std::shared_ptr<const io::Source>
     return corrupt(path, "expected its header to start with '{'");
 
   SafetensorsFile file;
-  Cursor cursor(header, "header of " + quoted(path));
+  Cursor cursor(header, "header of " + in_quotes(path));
   Status status = parse_object(cursor, [&](const std::string& name) -> Status {
     if (name == "__metadata__")
       return parse_object(cursor, [&](const std::string& key) -> Status {
@@ -217,18 +219,18 @@ Result<Tensor> SafetensorsFile::read(const std::string& name) const {
         names += ", ...";
         break;
       }
-      names += (names.empty() ? "" : ", ") + quoted(known);
+      names += (names.empty() ? "" : ", ") + in_quotes(known);
     }
-    return {Code::kNotFound, quoted(path()) + " has no tensor " + quoted(name) + "; it holds " +
-                                 (names.empty() ? "none" : names)};
+    return {Code::kNotFound, in_quotes(path()) + " has no tensor " + in_quotes(name) +
+                                 "; it holds " + (names.empty() ? "none" : names)};
   }
   const Entry& entry = found->second;
   const std::optional<DType> dtype = find_dtype(entry.dtype)->dtype;
   if (!dtype)
-    return {Code::kUnsupported, quoted(path()) + " holds " + quoted(name) + " as " + entry.dtype +
-                                    ", which is not read here"};
+    return {Code::kUnsupported, in_quotes(path()) + " holds " + in_quotes(name) + " as " +
+                                    entry.dtype + ", which is not read here"};
   if (entry.shape.size() > static_cast<std::size_t>(kMaxRank))
-    return {Code::kUnsupported, quoted(path()) + " holds " + quoted(name) + " with " +
+    return {Code::kUnsupported, in_quotes(path()) + " holds " + in_quotes(name) + " with " +
                                     std::to_string(entry.shape.size()) +
                                     " axes; expected at most " + std::to_string(kMaxRank)};
   Result<std::vector<std::byte>> data = io::allocate(entry.end - entry.begin, path());
@@ -265,11 +267,12 @@ Result<io::SafetensorsHead> io::safetensors_head(
   std::uint64_t at = 0;
   for (const std::size_t i : head.order) {
     const auto& [name, tensor] = tensors[i];
-    if (!is_utf8(name)) return invalid("the tensor name " + quoted(name) + " is not UTF-8");
+    if (!is_utf8(name)) return invalid("the tensor name " + in_quotes(name) + " is not UTF-8");
     if (name == "__metadata__" || !names.insert(name).second)
-      return invalid("the tensor name " + quoted(name) + " is taken");
+      return invalid("the tensor name " + in_quotes(name) + " is taken");
+    const DType own = tensor->dtype;
     const auto* dtype = std::find_if(std::begin(kDTypes), std::end(kDTypes),
-                                     [&](const FileDType& d) { return d.dtype == tensor->dtype; });
+                                     [own](const FileDType& d) { return d.dtype == own; });
     json += (json.size() > 1 ? "," : "") + json_string(name) + ":{\"dtype\":\"" + dtype->name +
             "\",\"shape\":[";
     for (std::size_t axis = 0; axis < tensor->shape.size(); ++axis)
@@ -292,7 +295,7 @@ Status write_safetensors(const std::string& path,
   Result<io::SafetensorsHead> head = io::safetensors_head(tensors, metadata);
   if (!head.ok())
     return Status(head.status().code(),
-                  "cannot write " + quoted(path) + ": " + head.status().message());
+                  "cannot write " + in_quotes(path) + ": " + head.status().message());
   Result<io::AtomicFile> file = io::AtomicFile::create(path);
   if (!file.ok()) return file.status();
   if (Status status = file->write(head->bytes); !status.ok()) return status;

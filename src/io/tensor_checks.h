@@ -39,7 +39,7 @@ inline Status check_bools(const Tensor& tensor, const std::string& path) {
   if (tensor.dtype != DType::kBool) return {};
   for (const std::byte value : tensor.bytes)
     if (std::to_integer<unsigned>(value) > 1)
-      return Status(Code::kCorrupt, quoted(path) + " holds bools: expected 0 or 1, got " +
+      return Status(Code::kCorrupt, in_quotes(path) + " holds bools: expected 0 or 1, got " +
                                         std::to_string(std::to_integer<unsigned>(value)));
   return {};
 }

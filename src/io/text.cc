@@ -54,7 +54,7 @@ std::size_t utf8_length(std::string_view text, std::size_t at) {
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   constexpr std::size_t kLongest = 200;
   const bool cut = text.size() > kLongest;
   std::string out = "'";
@@ -130,7 +130,7 @@ bool Cursor::at_end() {
 
 Status Cursor::error(const std::string& expected) const {
   const std::string got =
-      at_ < text_.size() ? quoted(text_.substr(at_, 12)) : std::string("the end");
+      at_ < text_.size() ? in_quotes(text_.substr(at_, 12)) : std::string("the end");
   return Status(Code::kCorrupt, what_ + " at byte " + std::to_string(at_) + ": expected " +
                                     expected + ", got " + got);
 }

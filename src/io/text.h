@@ -13,7 +13,7 @@
 namespace twofour::io {
 
 /// Text for a one-line message: in single quotes, control characters as \xNN, at most 200 bytes.
-std::string quoted(std::string_view text);
+std::string in_quotes(std::string_view text);
 
 /// Whether every byte belongs to a well-formed UTF-8 sequence (no surrogates, no overlong forms).
 bool is_utf8(std::string_view text);
