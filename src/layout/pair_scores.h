@@ -35,6 +35,14 @@ constexpr int half_block_key(int half, int row, int block) {
   return half * quarter + row % quarter + row / quarter * (block / 2);
 }
 
+/// An element of the A operand: k-step, register and half of it; the lane stays the same.
+struct PairTarget {
+  int step = 0;
+  int reg = 0;
+  int part = 0;
+  friend constexpr bool operator==(const PairTarget&, const PairTarget&) = default;
+};
+
 /// The layout of one tile of kTile keys (half a key block; a multiple of 32).
 template <int kTile>
 struct PairTile {
@@ -49,15 +57,9 @@ struct PairTile {
   static constexpr int v_row(int key) { return 2 * (key % kDistance) + key / kDistance; }
   static constexpr int v_key(int row) { return row / 2 + row % 2 * kDistance; }
 
-  /// A register, with its k-step, that the pruned accumulator register `reg` < kPartner becomes
-  /// part of: registers 2i and 2i + 1 are the two halves of one A register.
-  struct Target {
-    int step = 0;
-    int reg = 0;
-    int part = 0;
-    friend constexpr bool operator==(const Target&, const Target&) = default;
-  };
-  static constexpr Target target(int reg) {
+  /// The place in A that accumulator register `reg` < kPartner, pruned with its partner, becomes:
+  /// registers 2i and 2i + 1 are the two halves of one A register.
+  static constexpr PairTarget target(int reg) {
     const int block = reg / 4;
     return {block / 2, 2 * (block % 2) + reg / 2 % 2, reg % 2};
   }
@@ -155,11 +157,11 @@ constexpr bool pair_tile_is_consistent() {
   using D = WgmmaD<kTile>;
   for (int lane = 0; lane < kWarpgroupLanes; ++lane)
     for (int reg = 0; reg < Tile::kPartner; ++reg) {
-      const Coord first = D::coord({lane, reg, 0});
-      const Coord second = D::coord({lane, reg + Tile::kPartner, 0});
+      const Coord first = D::coord(Slot{lane, reg, 0});
+      const Coord second = D::coord(Slot{lane, reg + Tile::kPartner, 0});
       if (second != Coord{first.row, first.col + Tile::kDistance}) return false;
-      const auto to = Tile::target(reg);
-      const Coord kept = WgmmaA<16>::coord({lane, to.reg, to.part});
+      const PairTarget to = Tile::target(reg);
+      const Coord kept = WgmmaA<16>::coord(Slot{lane, to.reg, to.part});
       if (kept.row != first.row) return false;
       // Kept column c of the step is pair c % 2 of group c / 2: V rows 32 step + 2c and 2c + 1.
       const int row = 32 * to.step + 2 * kept.col;
