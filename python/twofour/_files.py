@@ -24,7 +24,8 @@ def cache_dir() -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise IoError(
-            f"cannot create the cache directory {path}: {error.strerror}; TWOFOUR_CACHE chooses another"
+            f"cannot create the cache directory {path}: {error.strerror}; TWOFOUR_CACHE names "
+            "another"
         ) from error
     return path
 

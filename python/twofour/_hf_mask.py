@@ -148,8 +148,8 @@ def causal_or_stored_mask(
         seen = max(0, min(kv_length, first + q_length - kv_offset))
         if bool(padding[:, :seen].all()):
             padding = None
-    if padding is None and window is None and first + q_length == kv_offset + kv_length:
-        if q_length in (1, kv_length):
-            return None
+    aligned = first + q_length == kv_offset + kv_length and q_length in (1, kv_length)
+    if padding is None and window is None and aligned:
+        return None
     shape = (batch_size, 1, q_length, kv_length)
     return CausalMask(shape, first, kv_offset, window, padding, torch.device(device))

@@ -78,7 +78,8 @@ class Calibration:
         ]
         if wrong:
             raise InvalidArgumentError(
-                f"calibration: made for another model (calibration against model): {', '.join(wrong)}"
+                "calibration: made for another model (calibration against model): "
+                + ", ".join(wrong)
             )
 
     def save(self, path: str | os.PathLike) -> None:

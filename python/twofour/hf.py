@@ -1,9 +1,9 @@
 """twofour inside Hugging Face transformers.
 
     import twofour.hf
-    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="twofour")   # mode "auto"
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="twofour")  # "auto"
     twofour.hf.enable(model, mode="refined", calibration="model.calibration.safetensors")
-    twofour.hf.disable(model)                                     # as it was before
+    twofour.hf.disable(model)                                    # as it was before
 
 Prefill of 64 tokens or more is twofour's; fewer new tokens (decoding with a KV cache) and, in
 "auto", fewer than 1,024 keys go to torch's SDPA, as do heads whose mode is "sdpa".
@@ -91,13 +91,13 @@ def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
             found[layer] = module
     if not found:
         raise UnsupportedError(
-            f"model: expected attention modules of transformers' attention interface, found none in "
-            f"{type(model).__name__}"
+            f"model: expected modules that use transformers' attention interface, found none "
+            f"in {type(model).__name__}"
         )
     return dict(sorted(found.items()))
 
 
-def _heads(module: nn.Module) -> tuple[int, int, int]:
+def head_shape(module: nn.Module) -> tuple[int, int, int]:
     """Query heads, KV heads and head_dim of an attention module."""
     config = module.config
     heads_q = config.num_attention_heads
@@ -150,7 +150,7 @@ def enable(
         calibration = Calibration.load(calibration)
     settings = {}
     for layer, module in modules.items():
-        heads_q, heads_kv, head_dim = _heads(module)
+        heads_q, heads_kv, head_dim = head_shape(module)
         if calibration is not None:
             calibration.check(models.name_of(model), len(modules), heads_q, heads_kv, head_dim)
         modes = head_modes(mode, len(modules), layer, heads_q, head_dim)
@@ -186,6 +186,21 @@ def disable(model: nn.Module) -> nn.Module:
 
 
 @contextlib.contextmanager
+def temporarily(model: nn.Module, **options: Any) -> Iterator[nn.Module]:
+    """`enable` within the block; afterwards everything is as before it, enabled or not."""
+    was = getattr(model, _PREVIOUS, None)
+    settings = {m: getattr(m, _SETTINGS) for m in model.modules() if hasattr(m, _SETTINGS)}
+    enable(model, **options)
+    try:
+        yield model
+    finally:
+        if was is None:
+            disable(model)
+        for module, old in settings.items():
+            setattr(module, _SETTINGS, old)
+
+
+@contextlib.contextmanager
 def record(
     model: nn.Module,
     on_attention: Callable[[int, Tensor, Tensor, Tensor, float | None], None] | None = None,
@@ -211,8 +226,8 @@ def _refuse(module: nn.Module, dropout: float, options: dict[str, Any]) -> None:
     """Named errors for what would otherwise be ignored."""
     if dropout:
         raise UnsupportedError(
-            f"twofour attention: expected dropout 0, got {dropout}; dropout does not exist yet, use "
-            "model.eval() or attention_dropout=0"
+            f"twofour attention: expected dropout 0, got {dropout}; dropout does not exist yet, "
+            "use model.eval() or attention_dropout=0"
         )
     for name in ("softcap", "s_aux", "sinks", "head_mask", "position_bias"):
         if options.get(name) is not None:

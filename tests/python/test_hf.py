@@ -7,6 +7,8 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
+import twofour
+import twofour.hf
 from transformers import (
     DynamicCache,
     LlamaConfig,
@@ -15,9 +17,6 @@ from transformers import (
     MistralForCausalLM,
     StaticCache,
 )
-
-import twofour
-import twofour.hf
 from twofour._hf_mask import CausalMask, causal_or_stored_mask
 from twofour._hf_modes import Run, head_modes, head_runs
 
@@ -115,7 +114,6 @@ def test_padded_batch_is_each_sequence_alone(pair, side):
 
 
 def test_cache_decoding_is_sdpa(pair, calls):
-    sdpa, dense = pair
     ids = tokens(2, 120)
     caches = [DynamicCache(config=m.config) for m in pair]
     for begin, end in [(0, 100), (100, 101), (101, 110), (110, 111), (111, 120)]:
@@ -155,7 +153,6 @@ def test_generate_is_sdpa(pair, cache, side):
 
 
 def test_static_cache_prefill_in_chunks(pair, calls):
-    sdpa, dense = pair
     ids = tokens(1, 200)
     results = []
     for model in pair:
@@ -349,7 +346,7 @@ def test_training_with_dropout_and_gradients_are_refused():
 
 
 def test_models_without_the_attention_interface_are_refused():
-    with pytest.raises(twofour.UnsupportedError, match="attention modules"):
+    with pytest.raises(twofour.UnsupportedError, match="attention interface"):
         twofour.hf.enable(torch.nn.Linear(4, 4))
 
 

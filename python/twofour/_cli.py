@@ -1,0 +1,92 @@
+"""What the command lines share: one clear line for every error, progress on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from .errors import TwofourError
+
+#: Exit codes: fine, bad usage or input, interrupted (as a shell reports SIGINT).
+OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Usage errors as one line with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message}; --help lists the options\n")
+
+
+def run(prog: str, main: Callable[[Sequence[str]], None], argv: Sequence[str] | None) -> int:
+    """Runs a command; what the user can correct becomes one line on stderr and exit code 2."""
+    try:
+        main(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return OK
+    except KeyboardInterrupt:
+        print(f"\n{prog}: interrupted, nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone; keep the interpreter from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except MemoryError as error:
+        print(f"{prog}: out of memory: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except (TwofourError, OSError) as error:
+        text = " ".join(str(error).split())
+        print(f"{prog}: {text}", file=sys.stderr)
+        return BAD_INPUT
+
+
+class Progress:
+    """Steps on stderr: on a terminal one line that is rewritten, else one line a step."""
+
+    def __init__(self, quiet: bool = False):
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._start = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        """Shows what is being done now."""
+        if self._quiet:
+            return
+        line = f"[{time.monotonic() - self._start:5.0f} s] {text}"
+        end = "" if self._terminal else "\n"
+        print(f"\r\x1b[K{line}" if self._terminal else line, end=end, file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        """Clears the line, so that results stand alone."""
+        if self._terminal and not self._quiet:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def progress(quiet: bool = False) -> Iterator[Progress]:
+    """A `Progress` whose line is cleared whatever happens."""
+    shown = Progress(quiet)
+    try:
+        yield shown
+    finally:
+        shown.done()
+
+
+def count(name: str, low: int, high: int) -> Callable[[str], int]:
+    """An argparse type: an integer in low..high."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{name}: expected a number, got {text!r}") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{name}: expected {low}..{high}, got {value}")
+        return value
+
+    return parse
