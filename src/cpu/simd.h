@@ -8,7 +8,7 @@
 
 #ifndef HWY_DISABLED_TARGETS
 // By bit number, since older Highway versions do not name them all: 0-7 everything wider than AVX3,
-// 12 SSSE3, 14 SSE2, 24-27 SVE.
+// 12 SSSE3, 14 SSE2, 24-27 SVE. On x86 CMakeLists.txt gives the same, less what was not asked for.
 #define HWY_DISABLED_TARGETS (0xFFLL | (1LL << 12) | (1LL << 14) | (0xFLL << 24))
 #endif
 
