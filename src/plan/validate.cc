@@ -1,4 +1,5 @@
 // What can be wrong with a problem before any memory or device is looked at.
+#include <algorithm>
 #include <cmath>
 
 #include "twofour/attention.h"
@@ -19,14 +20,12 @@ Status in_range(const char* field, std::int64_t value, std::int64_t low, std::in
   return wrong(field, std::to_string(low) + ".." + std::to_string(high), std::to_string(value));
 }
 
-/// The bytes of a tensor, so that no later product of extents and strides overflows.
+/// The bytes of a tensor, so that no later product of extents overflows; an empty axis counts as
+/// one, since the strides of the other axes are still multiplied out.
 Status fits(const char* name, std::initializer_list<std::int64_t> extents, std::int64_t bytes) {
   std::int64_t total = bytes;
   for (std::int64_t extent : extents) {
-    if (extent == 0) return {};
-  }
-  for (std::int64_t extent : extents) {
-    if (__builtin_mul_overflow(total, extent, &total)) {
+    if (__builtin_mul_overflow(total, std::max<std::int64_t>(extent, 1), &total)) {
       return wrong(name, "less than 2^63 bytes", "a larger product of extents");
     }
   }

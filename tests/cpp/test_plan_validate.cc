@@ -102,6 +102,11 @@ TEST(Validate, NamesEveryFault) {
          p.batch = p.heads_q = p.heads_kv = p.seqlen_k = 100000000;
          p.seqlen_q = 1;
        }},
+      {"q: expected less than 2^63 bytes, got a larger product of extents",
+       [](auto& p) {  // no elements, but strides
+         p.batch = 0;
+         p.seqlen_q = p.heads_q = p.heads_kv = 2147483647;
+       }},
       {"mask: expected less than 2^63 bytes, got a larger product of extents",
        [](auto& p) {
          p.has_mask = true;

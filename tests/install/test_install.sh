@@ -3,7 +3,7 @@
 # pkg-config, against a shared library of the same objects, and looks at what they print.
 # Usage: test_install.sh BUILD_DIR SOURCE_DIR C_COMPILER CXX_COMPILER
 set -eu
-build=$1 source=$2 cc=$3 cxx=$4
+build=$(cd "$1" && pwd) source=$(cd "$2" && pwd) cc=$3 cxx=$4
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 prefix=$work/moved
@@ -31,7 +31,7 @@ check() {
 # Installed in one place and used from another: the tree must not know where it was built.
 cmake --install "$build" --prefix "$work/installed" --component development >/dev/null
 mv "$work/installed" "$prefix"
-! grep -rIl -e "$build" -e "$source" "$prefix" || fail "the files above name the build or source folder"
+! grep -rIlF -e "$build" -e "$source" "$prefix" || fail "the files above name the build or source folder"
 
 CC=$cc CXX=$cxx cmake -S "$source/examples" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$prefix" \
   -DCMAKE_BUILD_TYPE=Release >"$work/cmake.log" || fail "$(cat "$work/cmake.log")"
