@@ -1,0 +1,285 @@
+"""Bad calls: a named error with one line that says what was expected and what came."""
+
+import pytest
+import torch
+
+import twofour
+from conftest import REFERENCE, make_qkv
+from twofour import InvalidArgumentError, NotFoundError, UnsupportedError
+
+INT = torch.int32
+
+
+def packed(**changes):
+    options = {
+        "cu_seqlens_q": torch.tensor([0, 3, 8], dtype=INT),
+        "cu_seqlens_k": torch.tensor([0, 3, 8], dtype=INT),
+    }
+    return options | changes
+
+
+def q4(*shape, **options):
+    return torch.randn(*shape, **options)
+
+
+Q = q4(1, 8, 4, 64)
+P = q4(8, 4, 64)
+
+# (q, k, v), options, class, words of the message
+BAD = {
+    "rank of q": (
+        (P, Q, Q),
+        {},
+        InvalidArgumentError,
+        r"q: expected \[batch, length, heads, dim\]",
+    ),
+    "rank, bhmd": ((P, Q, Q), {"layout": "bhmd"}, InvalidArgumentError, "batch, heads, length"),
+    "rank, packed": ((Q, P, P), packed(), InvalidArgumentError, r"q: expected \[tokens"),
+    "not a tensor": ((Q, [1], Q), {}, InvalidArgumentError, "k: expected a tensor, got list"),
+    "sparse": ((Q.to_sparse(), Q, Q), {}, InvalidArgumentError, "q: expected a strided tensor"),
+    "fp64": ((Q.double(), Q.double(), Q.double()), {}, InvalidArgumentError, "fp16.*got fp64"),
+    "mixed dtypes": ((Q, Q.half(), Q), {}, InvalidArgumentError, "k: expected fp32, got fp16"),
+    "complex": ((Q.to(torch.complex64), Q, Q), {}, InvalidArgumentError, "q: expected fp32"),
+    "devices": ((Q, Q.to("meta"), Q), {}, InvalidArgumentError, "k: expected device cpu"),
+    "batch": ((Q, q4(2, 8, 4, 64), q4(2, 8, 4, 64)), {}, InvalidArgumentError, "k: expected shape"),
+    "head_dim of k": ((Q, q4(1, 8, 4, 32), Q), {}, InvalidArgumentError, "k: expected shape"),
+    "keys of v": ((Q, Q, q4(1, 9, 4, 64)), {}, InvalidArgumentError, "v: expected shape"),
+    "heads": ((Q, q4(1, 8, 3, 64), q4(1, 8, 3, 64)), {}, InvalidArgumentError, "multiple.*got 4"),
+    "no heads": ((Q, q4(1, 8, 0, 64), q4(1, 8, 0, 64)), {}, InvalidArgumentError, "heads_kv"),
+    "head_dim 513": (
+        (q4(1, 2, 1, 513),) * 3,
+        {},
+        InvalidArgumentError,
+        "head_dim: expected 1..512",
+    ),
+    "mode": ((Q, Q, Q), {"mode": "fast"}, InvalidArgumentError, 'expected a mode.*got "fast"'),
+    "mode type": ((Q, Q, Q), {"mode": 3}, InvalidArgumentError, "mode: expected"),
+    "sparsity": ((Q, Q, Q), {"mode": "exact/pair96"}, InvalidArgumentError, "block.*64"),
+    "align": ((Q, Q, Q), {"align": "left"}, InvalidArgumentError, "align: expected"),
+    "layout": ((Q, Q, Q), {"layout": "bdhm"}, InvalidArgumentError, "layout: expected"),
+    "window": ((Q, Q, Q), {"window": 4}, InvalidArgumentError, r"window: expected \(left, right\)"),
+    "window -2": ((Q, Q, Q), {"window": (-2, 0)}, InvalidArgumentError, "window.left: expected"),
+    "scale nan": (
+        (Q, Q, Q),
+        {"scale": float("nan")},
+        InvalidArgumentError,
+        "scale: expected a fin",
+    ),
+    "scale inf": (
+        (Q, Q, Q),
+        {"scale": float("inf")},
+        InvalidArgumentError,
+        "scale: expected a fin",
+    ),
+    "float mask": ((Q, Q, Q), {"mask": torch.zeros(8, 8)}, UnsupportedError, "mask: expected bool"),
+    "int mask": (
+        (Q, Q, Q),
+        {"mask": torch.ones(8, 8).int()},
+        UnsupportedError,
+        "mask: expected bool",
+    ),
+    "mask shape": (
+        (Q, Q, Q),
+        {"mask": torch.ones(8, 7).bool()},
+        InvalidArgumentError,
+        r"broadcasts to .*\[1, 4, 8, 8\], got \[8, 7\]",
+    ),
+    "mask rank": (
+        (Q, Q, Q),
+        {"mask": torch.ones(1, 1, 1, 8, 8).bool()},
+        InvalidArgumentError,
+        "mask",
+    ),
+    "mask packed": ((P, P, P), packed(mask=torch.ones(8, 8).bool()), UnsupportedError, "mask"),
+    "dropout": ((Q, Q, Q), {"dropout_p": 0.1}, UnsupportedError, "dropout_p: expected 0"),
+    "softcap": ((Q, Q, Q), {"softcap": 30.0}, UnsupportedError, "softcap: expected none"),
+    "sinks": ((Q, Q, Q), {"sinks": torch.zeros(4)}, UnsupportedError, "sinks: expected none"),
+    "bias": ((Q, Q, Q), {"bias": torch.zeros(8, 8)}, UnsupportedError, "bias: expected none"),
+    "kernel": (
+        (Q, Q, Q),
+        {"kernel": "attention.x"},
+        NotFoundError,
+        'kernel: expected one of.*"att',
+    ),
+    "one cu_seqlens": (
+        (P, P, P),
+        packed(cu_seqlens_k=None),
+        InvalidArgumentError,
+        "both or neither",
+    ),
+    "cu_seqlens int64": (
+        (P, P, P),
+        packed(cu_seqlens_q=torch.tensor([0, 3, 8])),
+        InvalidArgumentError,
+        "cu_seqlens_q: expected a contiguous int32 vector.*got int64",
+    ),
+    "cu_seqlens rank": (
+        (P, P, P),
+        packed(cu_seqlens_k=torch.zeros(1, 3, dtype=INT)),
+        InvalidArgumentError,
+        "cu_seqlens_k: expected a contiguous int32 vector",
+    ),
+    "cu_seqlens empty": (
+        (P, P, P),
+        packed(cu_seqlens_k=torch.zeros(0, dtype=INT)),
+        InvalidArgumentError,
+        "cu_seqlens_k: expected a contiguous int32 vector",
+    ),
+    "cu_seqlens count": (
+        (P, P, P),
+        packed(cu_seqlens_k=torch.tensor([0, 8], dtype=INT)),
+        InvalidArgumentError,
+        "cu_seqlens_k: expected 3 offsets",
+    ),
+    "cu_seqlens start": (
+        (P, P, P),
+        packed(cu_seqlens_q=torch.tensor([1, 3, 8], dtype=INT)),
+        InvalidArgumentError,
+        r"cu_seqlens_q\[0\]: expected 0, got 1",
+    ),
+    "cu_seqlens end": (
+        (P, P, P),
+        packed(cu_seqlens_q=torch.tensor([0, 3, 7], dtype=INT)),
+        InvalidArgumentError,
+        "total_q",
+    ),
+    "cu_seqlens past the end": (
+        (P, P, P),
+        packed(cu_seqlens_k=torch.tensor([0, 3, 2_000_000_000], dtype=INT)),
+        InvalidArgumentError,
+        r"cu_seqlens_k\[2\]",
+    ),
+    "cu_seqlens descending": (
+        (P, P, P),
+        packed(cu_seqlens_q=torch.tensor([0, 9, 8], dtype=INT)),
+        InvalidArgumentError,
+        r"cu_seqlens_q\[2\]: expected at least 9, got 8",
+    ),
+    "max_seqlen too small": (
+        (P, P, P),
+        packed(max_seqlen_q=4),
+        InvalidArgumentError,
+        "max_seqlen_q: expected at least 5.*got 4",
+    ),
+    "packed bhmd": (
+        (P, P, P),
+        packed(layout="bhmd"),
+        InvalidArgumentError,
+        "layout: expected bmhd",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_call(name):
+    (q, k, v), options, error, words = BAD[name]
+    with pytest.raises(error, match=words) as caught:
+        twofour.attention(q, k, v, **options)
+    assert caught.value.code == error.code
+    assert "\n" not in str(caught.value) and "[twofour:" not in str(caught.value)
+
+
+def test_errors_are_the_builtin_kinds():
+    assert issubclass(InvalidArgumentError, ValueError)
+    assert issubclass(UnsupportedError, NotImplementedError)
+    assert issubclass(NotFoundError, LookupError)
+    assert all(
+        issubclass(e, twofour.TwofourError) for e in (InvalidArgumentError, UnsupportedError)
+    )
+
+
+@pytest.mark.parametrize("which", range(3), ids="qkv")
+def test_inputs_that_require_grad(which):
+    inputs = [t.clone() for t in (Q, Q, Q)]
+    inputs[which].requires_grad_()
+    with pytest.raises(UnsupportedError, match=f"{'qkv'[which]}: .* require grad"):
+        twofour.attention(*inputs)
+
+
+def test_the_bare_operator_raises_on_backward():
+    q = Q.clone().requires_grad_()
+    rest = (None,) * 6 + ("dense", False, False, -1, -1, None, -1, -1, "")
+    o, _, _ = torch.ops.twofour.attention(q, Q, Q, *rest)
+    with pytest.raises(NotImplementedError, match="no backward"):
+        o.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("t_q", torch.zeros(4, 64, 63), r"t_q: expected contiguous fp32 \[4, 64, 64\], got fp32"),
+        ("t_k", torch.zeros(2, 64, 64), "t_k: expected"),
+        ("t_q", torch.zeros(4, 64, 64).half(), "t_q: expected contiguous fp32.*got fp16"),
+        ("t_k", torch.zeros(4, 64, 64).transpose(1, 2), "t_k: expected contiguous"),
+        ("w", torch.zeros(4, 63), r"w: expected contiguous fp32 \[4, 64\]"),
+        ("w", torch.zeros(4, 64), r"transform.w\[0\]: expected a finite weight > 0"),
+        ("t_q", None, "calibration.t_q: expected a tensor"),
+    ],
+)
+def test_bad_calibration(field, value, words):
+    from conftest import balanced_calibration
+
+    calibration = balanced_calibration(4, 64)
+    setattr(calibration, field, value)
+    with pytest.raises(InvalidArgumentError, match=words):
+        twofour.attention(Q, Q, Q, mode="dual", calibration=calibration)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"qk": "fp8"}, "qk: expected exact, nm24 or int8, got fp8"),
+        ({"score": "24"}, "score: expected none, pair"),
+        ({"score": "pair", "block": 100}, "block: expected.*100"),
+        ({"sink_blocks": -1}, "sink_blocks: expected.*-1"),
+        ({"local_blocks": 1 << 40}, "local_blocks: expected"),
+        ({"refine": 1.0}, "refine: expected qk nm24"),
+        ({"score": "pair", "drop": float("nan")}, "drop: expected"),
+    ],
+)
+def test_bad_sparsity_fields(options, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        twofour.Sparsity(**options)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/", "exact", "exact/pair/x1", "exact/pair/s1/s2", "a" * 9999]
+)
+def test_bad_sparsity_strings(text):
+    with pytest.raises(InvalidArgumentError):
+        twofour.Sparsity.parse(text)
+
+
+def test_sparsity_parse_wants_a_string():
+    with pytest.raises(InvalidArgumentError, match="expected a string, got int"):
+        twofour.Sparsity.parse(3)
+
+
+def test_a_refusal_names_the_kernels_tried():
+    q, k, v = make_qkv(1, 4, 4, 1, d=7)
+    with pytest.raises(UnsupportedError) as caught:
+        twofour.attention(q, k, v, mode="dense")
+    for kernel in twofour.kernels():
+        assert kernel in str(caught.value)
+    assert "head_dim" in str(caught.value)
+
+
+def test_trace_is_refused_by_kernels_that_cannot():
+    q, k, v = make_qkv(1, 4, 4, 1)
+    untraced = twofour.explain(q, k, v, mode="dense").kernel
+    assert untraced != REFERENCE
+    with pytest.raises(UnsupportedError, match="trace"):
+        twofour.trace(q, k, v, mode="dense", kernel=untraced)
+
+
+def test_tensors_elsewhere_than_on_the_cpu():
+    if not torch.cuda.is_available():
+        # No CUDA tensor can be made here; one without memory says the same of its device.
+        with torch._subclasses.FakeTensorMode():
+            q = torch.empty(1, 8, 2, 64, device="cuda")
+            with pytest.raises(UnsupportedError, match="no cuda kernels"):
+                twofour.attention(q, q, q)
+    else:
+        q = torch.empty(1, 8, 2, 64, device="cuda")
+        with pytest.raises(UnsupportedError, match="no cuda kernels"):
+            twofour.attention(q, q, q)
