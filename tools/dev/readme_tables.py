@@ -49,8 +49,8 @@ def quality(report: dict[str, Any]) -> str:
                 f"{entry['top1_pct']:.1f} %",
                 share(entry.get("kept_mass")),
                 share(entry.get("refined_share")),
-                f"{dense['attention_s'] / entry['attention_s']:.2f}×",
-                f"{dense['prefill_s'] / entry['prefill_s']:.2f}×",
+                f"{dense['attention_s'] / entry['attention_s']:.2f}x",
+                f"{dense['prefill_s'] / entry['prefill_s']:.2f}x",
             ]
         )
     header = ["mode", "sparsity", "perplexity", "change", "KL", "top-1", "kept mass", "refined"]
@@ -70,7 +70,7 @@ def speed(bench: dict[str, Any]) -> str:
             f"`{row['sparsity']}`",
             str(row["seqlen"]),
             str(row["head_dim"]),
-            f"**{row['ratio_vs_sdpa']:.2f}×**",
+            f"**{row['ratio_vs_sdpa']:.2f}x**",
             f"{row['ratio_min']:.2f} to {row['ratio_max']:.2f}",
             share(row.get("refined_share")) if "refined" in row["mode"] else "",
         ]

@@ -97,9 +97,17 @@ def asan(filter: str) -> Counts:
     return ctest(ROOT / "build" / "asan", filter, options)
 
 
+def fuzz(filter: str) -> Counts:
+    """file readers: libFuzzer over the committed corpus, fixed seed"""
+    report = RESULTS / "fuzz.xml"
+    report.unlink(missing_ok=True)
+    return read_junit(report, run("tests/fuzz/run.sh", "--output-junit", report))
+
+
 SUITES: dict[str, Callable[[str], Counts]] = {
     "cpp": cpp,
     "python": python,
+    "fuzz": fuzz,
     "asan": asan,
 }
 QUICK = ("cpp", "python")

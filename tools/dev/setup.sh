@@ -79,7 +79,8 @@ install_packages() {
   mapfile -t missing < <(missing_packages)
   ((${#missing[@]})) || return 0
   need_space 2000 "installing system packages"
-  step apt-update "package lists" as_root apt-get -q update
+  # One unreachable source must not stop what the others can serve; the install says what is missing.
+  as_root apt-get -q update || say "package lists: not all could be refreshed"
   step apt "system packages: ${missing[*]}" as_root env DEBIAN_FRONTEND=noninteractive \
     apt-get -q install -y --no-install-recommends "${missing[@]}"
 }
