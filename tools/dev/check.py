@@ -81,7 +81,7 @@ def in_parallel(function: Callable[[str], list[str]], names: list[str]) -> Itera
 
 def located(output: str) -> list[str]:
     """The lines of a tool's output that name a place, relative to the root."""
-    lines = output.replace(f"{ROOT}/", "").splitlines()
+    lines = [x.removeprefix("./") for x in output.replace(f"{ROOT}/", "").splitlines()]
     return [line for line in lines if re.match(r"[\w./-]+:\d+", line)]
 
 

@@ -1,0 +1,245 @@
+"""The project's own checks can fail: each is given a tree with one fault and must name its line."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(name: str):
+    sys.path.insert(0, str(ROOT / "tools/dev"))
+    try:
+        spec = importlib.util.spec_from_file_location(f"dev_{name}", ROOT / f"tools/dev/{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.pop(0)
+
+
+docs = load("docs_checks")
+check = load("check")
+run_tests = load("run_tests")
+readme_tables = load("readme_tables")
+
+
+def write(root: Path, name: str, text: str) -> str:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return name
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """An empty git repository that the checks take for the project."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "BUILD", tmp_path / "build/release")
+    return tmp_path
+
+
+def test_links(tmp_path):
+    write(tmp_path, "docs/a.md", "# Some heading, and more\n")
+    good = "[a](docs/a.md) [b](docs/a.md#some-heading-and-more) [c](https://example.org) `[d](x)`\n"
+    name = write(tmp_path, "good.md", good.replace("`[d](x)`", ""))
+    assert list(docs.link_findings(tmp_path, [name])) == []
+    name = write(tmp_path, "bad.md", "\n[a](docs/b.md)\n[b](docs/a.md#other)\n![c](picture.svg)\n")
+    found = list(docs.link_findings(tmp_path, [name]))
+    assert [finding.split(": ")[0] for finding in found] == ["bad.md:2", "bad.md:3", "bad.md:4"]
+
+
+def test_paths(tmp_path):
+    write(tmp_path, "src/core/a.cc", "")
+    name = write(tmp_path, "a.md", "`src/core/a.cc` and\n`src/core/b.cc`, `src/<op>.cc`\n")
+    found = list(docs.path_findings(tmp_path, [name]))
+    assert found == ["a.md:2: `src/core/b.cc` does not exist"]
+
+
+def test_semantics(tmp_path):
+    rules = "".join(f"## {rule}. Rule\n" for rule in range(1, 11))
+    rows = "".join(f"| {rule}. Rule | `src/ref/a.cc` |\n" for rule in range(1, 11))
+    write(tmp_path, "docs/semantics.md", rules + rows)
+    assert list(docs.semantics_findings(tmp_path)) == []
+    write(tmp_path, "docs/semantics.md", rules + rows.replace("| 7. Rule |", "| Rule |"))
+    assert "no row for rule 7" in "".join(docs.semantics_findings(tmp_path))
+    write(tmp_path, "docs/semantics.md", rules + rows.replace("`src/ref/a.cc`", "-", 1))
+    assert "rule 1 names no file" in "".join(docs.semantics_findings(tmp_path))
+    write(tmp_path, "docs/semantics.md", rules.replace("## 10. ", "## 11. ") + rows)
+    assert "expected rules 1 to 10" in "".join(docs.semantics_findings(tmp_path))
+
+
+def test_environment(tmp_path):
+    write(tmp_path, "README.md", "`TWOFOUR_ONE`\n")
+    write(tmp_path, "src/core/environment.cc", 'std::getenv(v.name) "TWOFOUR_ONE"\n')
+    ours = write(tmp_path, "a.py", 'os.environ.get("TWOFOUR_ONE")\n')
+    assert list(docs.environment_findings(tmp_path, [ours])) == []
+    names = [
+        write(tmp_path, "b.py", 'os.environ["TWOFOUR_TWO"]\n'),
+        write(tmp_path, "src/x.cc", 'std::getenv("TWOFOUR_ONE")\n'),
+        write(tmp_path, "dev", "\n${TWOFOUR_THREE:-}\n"),
+    ]
+    found = list(docs.environment_findings(tmp_path, names))
+    assert [finding.split(": ")[0] for finding in found] == ["b.py:1", "src/x.cc:1", "dev:2"]
+    write(tmp_path, "README.md", "")
+    assert "TWOFOUR_ONE is not documented" in next(docs.environment_findings(tmp_path, []))
+
+
+def test_length_and_words(tree):
+    write(tree, "long.cc", "\n" * 601)
+    write(tree, "short.cc", "\n" * 600)
+    assert [finding.split(": ")[0] for finding in check.length()] == ["long.cc:601"]
+    write(tree, "a.md", "fine\n" + "TO" + "DO later\n" + "see /ho" + "me/someone/x\n")
+    assert [finding.split(": ")[0] for finding in check.words()] == ["a.md:2", "a.md:3"]
+
+
+def test_whitespace(tree):
+    write(tree, "a.txt", "fine\ntrailing \n")
+    subprocess.run(["git", "-C", str(tree), "add", "a.txt"], check=True)
+    assert [finding.split(": ")[0] for finding in check.whitespace()] == ["a.txt:2"]
+
+
+def test_formatting(tree):
+    write(tree, "good.cc", "int x;\n")
+    assert list(check.format_cpp()) == []
+    write(tree, "bad.cc", "int   x;\n")
+    assert next(check.format_cpp()).startswith("bad.cc:1:")
+    write(tree, "good.py", "x = 1\n")
+    assert list(check.format_python()) == []
+    write(tree, "bad.py", "import os\nx  = 1\n")
+    assert {finding.split(":")[0] for finding in check.format_python()} == {"bad.py"}
+
+
+def test_headers(tree):
+    write(tree, "include/twofour/good.h", "#pragma once\n#include <string>\nstd::string f();\n")
+    assert list(check.headers()) == []
+    write(tree, "include/twofour/bad.h", "#pragma once\n\nstd::string f();\n")
+    (finding,) = check.headers()
+    assert finding.startswith("include/twofour/bad.h:3:")
+
+
+def test_shell(tree):
+    write(tree, ".ci/run", "#!/bin/sh\n")
+    write(tree, "dev", "#!/bin/bash\necho $1\n")
+    (finding,) = check.shell()
+    assert finding.startswith("dev:2:")
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"seconds": 29.9, "mib": 2000}, None),
+        ({"seconds": 30.1, "mib": 2000}, "30.1 s"),
+        ({"seconds": 1.0, "mib": 2049}, "2049 MiB"),
+        (None, "no compile cost recorded"),
+    ],
+)
+def test_compile_cost(tree, record, expected):
+    assert "not built" in next(check.cost())
+    command = {"directory": str(tree), "file": str(tree / "a.cc"), "output": "a.o"}
+    write(tree, "build/release/compile_commands.json", json.dumps([command]))
+    if record:
+        write(tree, "a.o.cost", json.dumps(record))
+    found = "".join(check.cost())
+    assert expected in found if expected else not found
+
+
+def test_compile_launcher_records_the_cost(tmp_path):
+    source = write(tmp_path, "a.cc", "int f() { return 1; }\n")
+    launcher = [sys.executable, str(ROOT / "tools/dev/compile_cost.py")]
+    command = [*launcher, "g++", "-o", "a.o", "-c", source]
+    assert subprocess.call(command, cwd=tmp_path) == 0
+    record = json.loads((tmp_path / "a.o.cost").read_text())
+    assert record["seconds"] > 0 and record["mib"] > 1 and record["source"].endswith("a.cc")
+    write(tmp_path, "a.cc", "int f( {\n")
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode != 0
+
+
+def test_junit_counts(tmp_path):
+    report = tmp_path / "report.xml"
+    assert run_tests.read_junit(report, 0) == run_tests.Counts(failed=1)  # the runner wrote nothing
+    report.write_text(
+        '<testsuite><testcase name="a" status="run"/><testcase name="b" status="fail"/>'
+        '<testcase name="c"><skipped/></testcase><testcase name="d"><error/></testcase></testsuite>'
+    )
+    assert run_tests.read_junit(report, 1) == run_tests.Counts(passed=1, failed=2, skipped=1)
+    report.write_text('<testsuite><testcase name="a"/></testsuite>')
+    assert run_tests.read_junit(report, 139) == run_tests.Counts(passed=1, failed=1)  # it crashed
+
+
+def test_readme_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme_tables, "ROOT", tmp_path)
+    text = "before\n<!-- speed:begin -->\nold\n<!-- speed:end -->\nafter\n"
+    assert readme_tables.rewritten(text)[1] == [
+        "README.md:1: the speed table has no bench/results/cpu.json to come from"
+    ]
+    row = {"mode": "int8", "sparsity": "int8/pair128/s1/l0", "seqlen": 8192, "head_dim": 64}
+    row |= {"threads": 2, "ratio_vs_sdpa": 1.234, "ratio_min": 1.2, "ratio_max": 1.3}
+    bench = {"rows": [row], "dtype": "fp32", "heads": 4, "repeats": 7, "date": "2026-01-01"}
+    bench |= {
+        "versions": {"torch": "2.13.0"},
+        "machine": {"cpu": "X"},
+        "command": "./dev bench cpu",
+    }
+    write(tmp_path, "bench/results/cpu.json", json.dumps(bench))
+    new, problems = readme_tables.rewritten(text)
+    assert not problems and "| **1.23x** | 1.20 to 1.30 |" in new and "old" not in new
+    assert new.startswith("before\n") and new.endswith("after\n")
+    assert readme_tables.rewritten(new)[0] == new
+    assert "no <!-- speed:begin --> table" in readme_tables.rewritten("nothing\n")[1][0]
+
+
+def dev(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "dev"), *arguments],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+
+
+def test_dev_says_in_one_line_what_is_wrong(tmp_path):
+    for arguments, expected in [
+        (["nonsense"], "unknown command 'nonsense'"),
+        (["--nonsense"], "unknown option --nonsense"),
+        (["bench", "gpu"], "expected cpu, got 'gpu'"),
+        (["--python"], "expected a path"),
+    ]:
+        result = dev(*arguments)
+        assert result.returncode == 2 and expected in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+    assert dev().returncode == 2 and dev("--help").returncode == 0
+
+
+def copy_of_dev(folder: Path) -> Path:
+    for name in ("dev", "tools/dev/setup.sh", "requirements"):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, target)
+    return folder / "dev"
+
+
+def test_dev_refuses_an_unfit_python(tmp_path):
+    script = copy_of_dev(tmp_path / "project")
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\necho 3.9.2\n")
+    old.chmod(0o755)
+    for python, expected in [
+        (str(old), "expected Python 3.11 or newer, found 3.9.2"),
+        (str(tmp_path / "missing"), "or its environment, got"),
+    ]:
+        result = subprocess.run(
+            [script, "--python", python, "setup"],
+            capture_output=True,
+            text=True,
+            env={"PATH": "/usr/bin:/bin", "TWOFOUR_SKIP_APT": "1"},
+        )
+        assert result.returncode == 2 and expected in result.stderr
+        assert not (tmp_path / "project/.venv").exists()
