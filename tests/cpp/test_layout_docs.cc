@@ -3,10 +3,11 @@
 // file renders. To write them anew: TWOFOUR_UPDATE_DOCS=1 test_layout_docs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <sstream>
 #include <string>
@@ -46,9 +47,15 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   return out;
 }
 
+template <class... Parts>
+std::string cat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
 std::string range(int begin, int count) {
-  return count == 1 ? std::to_string(begin)
-                    : std::to_string(begin) + "-" + std::to_string(begin + count - 1);
+  return count == 1 ? cat(begin) : cat(begin, "-", begin + count - 1);
 }
 
 /// A fragment as its matrix: cell "T5 r2" is register 2 of lane 5, which holds `along` neighbours,
@@ -63,7 +70,7 @@ std::string fragment(int along, bool down, int first, int rows, const std::strin
     std::vector<std::string> line{range(r, row_step)};
     for (int c = 0; c < Layout::kCols; c += col_step) {
       const Slot s = Layout::slot(Coord{r, c});
-      line.push_back("T" + std::to_string(s.lane) + " r" + range(s.reg, registers_a_cell));
+      line.push_back(cat("T", s.lane, " r", range(s.reg, registers_a_cell)));
     }
     out.push_back(line);
   }
@@ -73,13 +80,12 @@ std::string fragment(int along, bool down, int first, int rows, const std::strin
 template <class Metadata>
 std::string metadata_words(int lanes) {
   std::vector<std::vector<std::string>> out{{"lane", "selector"}};
-  for (int shift = 28; shift >= 0; shift -= 4) out[0].push_back("bits " + range(shift, 4));
+  for (int shift = 28; shift >= 0; shift -= 4) out[0].push_back(cat("bits ", range(shift, 4)));
   for (int lane = 0; lane < lanes; ++lane) {
-    std::vector<std::string> line{"T" + std::to_string(lane),
-                                  std::to_string(Metadata::group({lane, 0}).selector)};
+    std::vector<std::string> line{cat("T", lane), cat(Metadata::group({lane, 0}).selector)};
     for (int shift = 28; shift >= 0; shift -= 4) {
       const MetadataGroup g = Metadata::group({lane, shift});
-      line.push_back("r" + std::to_string(g.row) + " k" + range(4 * g.group, 4));
+      line.push_back(cat("r", g.row, " k", range(4 * g.group, 4)));
     }
     out.push_back(line);
   }
@@ -92,7 +98,7 @@ std::string nibbles() {
     std::string bits, keeps;
     for (int b = 3; b >= 0; --b) bits += (nibble >> b) & 1u ? '1' : '0';
     for (int k = 0; k < 4; ++k) keeps += (mask_of_nibble(nibble) >> k) & 1u ? 'x' : '.';
-    out.push_back({std::string("0x") + "0123456789ABCDEF"[nibble], bits, keeps});
+    out.push_back({cat("0x", "0123456789ABCDEF"[nibble]), bits, keeps});
   }
   return table(out);
 }
@@ -103,10 +109,10 @@ std::string swizzle_pattern(Swizzle swizzle, int rows) {
   std::vector<std::vector<std::string>> out{{"row \\ byte"}};
   for (int place = 0; place < chunks; ++place) out[0].push_back(range(16 * place, 16));
   for (int row = 0; row < rows; ++row) {
-    std::vector<std::string> line{std::to_string(row)};
+    std::vector<std::string> line{cat(row)};
     for (int place = 0; place < chunks; ++place) {
       const auto at = static_cast<std::uint32_t>(row * width + 16 * place);
-      line.push_back("c" + std::to_string(swizzled(swizzle, at) % width / 16));
+      line.push_back(cat("c", swizzled(swizzle, at) % width / 16));
     }
     out.push_back(line);
   }
@@ -125,11 +131,9 @@ std::string pair_registers() {
     const Coord second = WgmmaD<64>::coord(Slot{kLane, reg + Tile::kPartner, 0});
     const PairTarget to = Tile::target(reg);
     const int group = WgmmaA<16>::coord(Slot{kLane, to.reg, to.part}).col / 2;
-    out.push_back(
-        {"c" + std::to_string(reg), std::to_string(first.col),
-         "c" + std::to_string(reg + Tile::kPartner), std::to_string(second.col),
-         std::to_string(to.step) + ": r" + std::to_string(to.reg) + (to.part ? " high" : " low"),
-         range(Tile::v_row(first.col), 2), "group " + std::to_string(group)});
+    out.push_back({cat("c", reg), cat(first.col), cat("c", reg + Tile::kPartner), cat(second.col),
+                   cat(to.step, ": r", to.reg, to.part ? " high" : " low"),
+                   range(Tile::v_row(first.col), 2), cat("group ", group)});
   }
   return table(out);
 }
@@ -142,8 +146,8 @@ std::string pair_v_order() {
       keys += "..  ";
       row = 60;
     }
-    rows += pad(std::to_string(row), 4);
-    keys += pad(std::to_string(PairTile<64>::v_key(row)), 4);
+    rows += pad(cat(row), 4);
+    keys += pad(cat(PairTile<64>::v_key(row)), 4);
   }
   rows.erase(rows.find_last_not_of(' ') + 1);
   keys.erase(keys.find_last_not_of(' ') + 1);
@@ -156,7 +160,7 @@ std::string exchange_words() {
       {"", "word", "bits 15-12", "bits 11-8", "bits 7-4", "bits 3-0"}};
   for (int after = 0; after < 2; ++after)
     for (int lane = 0; lane < 4; ++lane) {
-      std::vector<std::string> line{after ? "after" : "before", "T" + std::to_string(lane)};
+      std::vector<std::string> line{after ? "after" : "before", cat("T", lane)};
       for (int field = 3; field >= 0; --field) {
         std::string found = "?";
         for (int t = 0; t < 4; ++t)
@@ -164,8 +168,7 @@ std::string exchange_words() {
             std::array<WordPair, 4> words{};
             words[t].lo = 0xFu << PairTile<128>::own_shift(block, 0);
             if (after) words = exchange_quad(words);
-            if ((words[lane].lo >> (4 * field)) & 0xFu)
-              found = "T" + std::to_string(t) + " b" + std::to_string(block);
+            if ((words[lane].lo >> (4 * field)) & 0xFu) found = cat("T", t, " b", block);
           }
         line.push_back(found);
       }
@@ -193,7 +196,7 @@ std::string half_blocks() {
   constexpr int kBlock = 128, kQuarter = kBlock / 4;
   for (int half = 0; half < 2; ++half)
     for (int part = 0; part < 2; ++part)
-      out.push_back({std::to_string(half), range(part * kQuarter, kQuarter),
+      out.push_back({cat(half), range(part * kQuarter, kQuarter),
                      range(half_block_key(half, part * kQuarter, kBlock), kQuarter)});
   return table(out);
 }
@@ -204,8 +207,7 @@ std::string bitmap_words() {
   for (int c = 0; c < 32; c += 8) out[0].push_back(range(c, 8));
   for (int r = 0; r < 32; r += 8) {
     std::vector<std::string> line{range(r, 8)};
-    for (int c = 0; c < 32; c += 8)
-      line.push_back("word " + std::to_string(Tile::slot(Coord{r, c}).word));
+    for (int c = 0; c < 32; c += 8) line.push_back(cat("word ", Tile::slot(Coord{r, c}).word));
     out.push_back(line);
   }
   return table(out);
@@ -215,11 +217,10 @@ std::string bitmap_bits() {
   std::vector<std::vector<std::string>> out{{"row \\ col"}};
   for (int c = 0; c < 8; c += 2) out[0].push_back(range(c, 2));
   for (int r = 0; r < 8; ++r) {
-    std::vector<std::string> line{std::to_string(r)};
+    std::vector<std::string> line{cat(r)};
     for (int c = 0; c < 8; c += 2) {
       const int bit = BitmapTile<16, 16>::slot(Coord{r, c}).bit;
-      line.push_back("bits " + range(bit, 2) + " T" +
-                     std::to_string(MmaA<16>::slot(Coord{r, c}).lane));
+      line.push_back(cat("bits ", range(bit, 2), " T", MmaA<16>::slot(Coord{r, c}).lane));
     }
     out.push_back(line);
   }
@@ -274,7 +275,7 @@ TEST(LayoutDocs, DrawingsAreWhatTheHeadersSay) {
     const auto path = page_path(drawing.page);
     std::string page = read(path);
     ASSERT_FALSE(page.empty()) << path;
-    const std::string mark = std::string("<!-- drawing: ") + drawing.name + " -->\n```text\n";
+    const std::string mark = cat("<!-- drawing: ", drawing.name, " -->\n```text\n");
     const std::size_t begin = page.find(mark);
     ASSERT_NE(begin, std::string::npos) << path << " has no drawing " << drawing.name;
     const std::size_t text = begin + mark.size();
