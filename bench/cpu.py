@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+
 import twofour
 
 ROOT = Path(__file__).resolve().parents[1]

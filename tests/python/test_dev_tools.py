@@ -78,7 +78,7 @@ def test_semantics(tmp_path):
 
 def test_environment(tmp_path):
     write(tmp_path, "README.md", "`TWOFOUR_ONE`\n")
-    write(tmp_path, "src/core/environment.cc", 'std::getenv(v.name) "TWOFOUR_ONE"\n')
+    write(tmp_path, "src/core/environment.cc", 'getenv(v.name) "TWOFOUR_ONE"\n')
     ours = write(tmp_path, "a.py", 'os.environ.get("TWOFOUR_ONE")\n')
     assert list(docs.environment_findings(tmp_path, [ours])) == []
     names = [

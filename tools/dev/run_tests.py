@@ -5,6 +5,7 @@
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -97,6 +98,33 @@ def asan(filter: str) -> Counts:
     return ctest(ROOT / "build" / "asan", filter, options)
 
 
+def verify(filter: str) -> Counts:
+    """every kernel over cases/ on every instruction set, against the reference"""
+    command = [RELEASE / "tools/twofour", "verify", "--target", "all", "--json"]
+    if filter:
+        command += ["--filter", filter]
+    print("$ " + " ".join(map(str, command)).replace(f"{ROOT}/", ""), flush=True)
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        document = json.loads(result.stdout)
+        rows, failures = document["rows"], document["failures"]
+    except (ValueError, KeyError):
+        print(result.stdout)
+        return Counts(failed=1)
+    for row in rows:
+        print(
+            f"{row['target']:9} {row['kernel']:42} {row['passed']:5} passed "
+            f"{row['failed']:3} failed {row['refused']:5} refused"
+        )
+    for failure in failures:
+        print(f"FAILED {failure['kernel']} on {failure['target']}: {failure['message']}")
+        print(f"    {failure['case']}")
+    counts = Counts(sum(row["passed"] for row in rows), sum(row["failed"] for row in rows))
+    if result.returncode != 0 and counts.failed == 0:
+        counts.failed = 1
+    return counts
+
+
 def fuzz(filter: str) -> Counts:
     """file readers: libFuzzer over the committed corpus, fixed seed"""
     report = RESULTS / "fuzz.xml"
@@ -106,6 +134,7 @@ def fuzz(filter: str) -> Counts:
 
 SUITES: dict[str, Callable[[str], Counts]] = {
     "cpp": cpp,
+    "verify": verify,
     "python": python,
     "fuzz": fuzz,
     "asan": asan,
