@@ -1,0 +1,87 @@
+#include "command.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+namespace twofour::tool {
+namespace {
+
+/// The folder of cases: beside the build this program lies in, or installed with it.
+std::string find_cases() {
+  char buffer[PATH_MAX];
+  const ssize_t length = ::readlink("/proc/self/exe", buffer, sizeof buffer);
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (length > 0) {
+    const fs::path program(std::string(buffer, static_cast<std::size_t>(length)));
+    for (fs::path at = program.parent_path();; at = at.parent_path()) {
+      for (const char* below : {"cases", "share/twofour/cases"})
+        if (fs::is_directory(at / below, error)) return (at / below).string();
+      if (at == at.parent_path()) break;
+    }
+  }
+#ifdef TWOFOUR_CASES
+  if (fs::is_directory(TWOFOUR_CASES, error)) return TWOFOUR_CASES;
+#endif
+  return "";
+}
+
+}  // namespace
+
+int report(const Status& status, bool json) {
+  std::fprintf(stderr, "twofour: %s\n", status.message().c_str());
+  if (json)
+    print_json(Json{{"error", {{"code", to_string(status.code())}, {"message", status.message()}}}});
+  return kExitBadUse;
+}
+
+void print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+void print_json(const Json& json) {
+  // A path in a message need not be UTF-8; JSON must be.
+  print(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+Status finish_output() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
+  return Status(Code::kIo, std::string("cannot write the output: ") + std::strerror(errno));
+}
+
+void CaseSource::add_to(CLI::App& command) {
+  command.add_option("CASE", words,
+                     "one case as key=value words (cases/README.md), such as mode=int8 heads=9/3 "
+                     "dim=64 len=4096x4096 causal=bottom_right");
+  command.add_option("--cases", path, "a file of cases, or a folder of *.cases");
+}
+
+Result<std::vector<io::Case>> CaseSource::load(const std::string& fallback) const {
+  if (!words.empty()) {
+    if (!path.empty()) return {Code::kInvalidArgument, "expected a case or --cases, got both"};
+    std::string line;
+    for (const std::string& word : words) line += word + " ";
+    Result<std::vector<io::Case>> cases = io::parse_cases(line, "case");
+    if (cases.ok() && cases->empty())
+      return {Code::kInvalidArgument, "expected a case, got blanks"};
+    return cases;
+  }
+  if (!path.empty()) return io::load_cases(path);
+  const std::string folder = find_cases();
+  if (folder.empty())
+    return {Code::kNotFound, "expected a cases folder beside this program; name one with --cases"};
+  return io::load_cases(folder + fallback);
+}
+
+Json to_json(const Device& device) {
+  return {{"kind", device.kind == DeviceKind::kCpu ? "cpu" : "cuda"},
+          {"name", device.name},
+          {"arch", device.arch},
+          {"threads", device.threads},
+          {"peak_gflops", device.peak_gflops}};
+}
+
+}  // namespace twofour::tool

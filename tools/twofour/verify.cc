@@ -1,0 +1,146 @@
+// twofour verify: every row of the registry over every case, against the reference.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+
+#include "check_case.h"
+#include "command.h"
+#include "cpu/targets.h"
+#include "ref/attention.h"
+
+namespace twofour::tool {
+namespace {
+
+struct Options {
+  CaseSource source;
+  std::string filter;
+  std::vector<std::string> targets;
+  bool json = false;
+  std::size_t show = 20;
+};
+
+/// The CPU of this machine with one instruction set.
+Result<Device> device_for(const std::string& target) {
+  if (!target.empty()) ::setenv("TWOFOUR_CPU_TARGET", target.c_str(), 1);
+  return cpu_device();
+}
+
+/// Rows that no case ran, or that have a pattern or product and never met a pruned block: what they
+/// are for has not been tested. Only asked of the whole set of cases.
+void require_coverage(const std::vector<Family>& rows, const std::string& target, Tally* tally) {
+  const auto require = [&](const Kernel& row, bool prunes) {
+    const RowTally& own = tally->rows[row.id];
+    if (own.failed > 0 || (own.passed > 0 && (!prunes || own.pruned_pairs > 0))) return;
+    const char* what =
+        own.passed == 0 ? "no case exercises this row" : "no case gives this row a pruned block";
+    tally->failures.push_back({row.id, target, "", what});
+    ++tally->rows[row.id].failed;
+  };
+  for (const Family& family : rows)
+    for (const Kernel* row : {family.row, family.twin})
+      if (row != nullptr) require(*row, true);
+  require(ref::reference_kernel(), false);
+}
+
+Json rows_json(const Tally& tally, const std::string& target) {
+  Json rows = Json::array();
+  for (const auto& [id, row] : tally.rows)
+    rows.push_back({{"kernel", id},
+                    {"target", target},
+                    {"passed", row.passed},
+                    {"failed", row.failed},
+                    {"refused", row.refused},
+                    {"worst_error", row.worst_error},
+                    {"worst_decision", row.worst_decision},
+                    {"pruned_pairs", row.pruned_pairs}});
+  return rows;
+}
+
+std::string table(const Tally& tally, const std::string& target) {
+  std::string text = fmt::format("{:<42} {:>7} {:>7} {:>7}  {:>11} {:>11}\n", "on " + target,
+                                 "passed", "failed", "refused", "worst error", "decision");
+  for (const auto& [id, row] : tally.rows)
+    text += fmt::format("{:<42} {:>7} {:>7} {:>7}  {:>11.3f} {:>11.3f}\n", id, row.passed,
+                        row.failed, row.refused, row.worst_error, row.worst_decision);
+  return text;
+}
+
+Result<std::vector<std::string>> chosen_targets(const Options& options) {
+  if (options.targets.empty()) return std::vector<std::string>{""};
+  if (options.targets == std::vector<std::string>{"all"}) return cpu::supported_targets();
+  return options.targets;
+}
+
+int verify(const Options& options) {
+  const bool whole =
+      options.source.words.empty() && options.source.path.empty() && options.filter.empty();
+  const Result<std::vector<io::Case>> cases = options.source.load("");
+  if (!cases.ok()) return report(cases.status(), options.json);
+  const std::vector<Family> rows = families(options.filter);
+  if (rows.empty())
+    return report({Code::kNotFound, "no kernel id contains '" + options.filter + "'"},
+                  options.json);
+  const Result<std::vector<std::string>> targets = chosen_targets(options);
+  if (!targets.ok()) return report(targets.status(), options.json);
+
+  const auto start = std::chrono::steady_clock::now();
+  Json document{{"cases", cases->size()}, {"rows", Json::array()}, {"failures", Json::array()}};
+  std::vector<Failure> failures;
+  std::int64_t checks = 0;
+  for (const std::string& target : *targets) {
+    const Result<Device> device = device_for(target);
+    if (!device.ok()) return report(device.status(), options.json);
+    Tally tally;
+    for (const io::Case& c : *cases) check_case(c, *device, rows, &tally);
+    if (whole) require_coverage(rows, device->arch, &tally);
+    for (const auto& [id, row] : tally.rows) checks += row.passed + row.failed;
+    for (const Json& row : rows_json(tally, device->arch)) document["rows"].push_back(row);
+    failures.insert(failures.end(), tally.failures.begin(), tally.failures.end());
+    if (!options.json) print(table(tally, device->arch));
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (const Failure& failure : failures)
+    document["failures"].push_back({{"kernel", failure.kernel},
+                                    {"target", failure.target},
+                                    {"case", failure.case_text},
+                                    {"message", failure.message}});
+  document["seconds"] = seconds;
+  document["ok"] = failures.empty() && checks > 0;
+  if (options.json) {
+    print_json(document);
+  } else {
+    for (std::size_t i = 0; i < std::min(failures.size(), options.show); ++i)
+      print(fmt::format("FAILED {} on {}: {}\n    {}\n", failures[i].kernel, failures[i].target,
+                        failures[i].message, failures[i].case_text));
+    if (failures.size() > options.show)
+      print(fmt::format("... and {} more (--show)\n", failures.size() - options.show));
+    print(fmt::format("{} cases, {} checks, {} failed, {:.1f} s\n", cases->size(), checks,
+                      failures.size(), seconds));
+  }
+  if (checks == 0)
+    return report({Code::kUnsupported, "no kernel chosen serves any of the cases"}, false);
+  return failures.empty() ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, int* exit_code) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("verify", "Check every kernel over cases/ against the reference");
+  options->source.add_to(*command);
+  command->add_option("--filter", options->filter, "only kernels whose id contains this");
+  command
+      ->add_option("--target", options->targets,
+                   "instruction sets to run on, separated by commas; all: those of this machine")
+      ->delimiter(',');
+  command->add_option("--show", options->show, "failures to print (default 20)");
+  command->add_flag("--json", options->json, "print one JSON document");
+  command->callback([options, exit_code] { *exit_code = verify(*options); });
+}
+
+}  // namespace twofour::tool
