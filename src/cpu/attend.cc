@@ -51,8 +51,9 @@ struct Scratch {
     const bool int8 = p.sparsity.qk == QKProduct::kInt8;
     take(q, kRowBlock * d);
     take(raw, 2 * round_up(d, 16));
-    take(coef, nm24 ? kRowBlock * d / 2 : 0);
-    take(offset, nm24 ? kRowBlock * d / 2 : 0);
+    // Compressing stores may run a vector over.
+    take(coef, nm24 ? kRowBlock * d / 2 + 16 : 0);
+    take(offset, nm24 ? kRowBlock * d / 2 + 16 : 0);
     take(codes, int8 ? kRowBlock * d : 0);
     take(row_scale, kRowBlock);
     take(lse_shift, kRowBlock);
@@ -161,8 +162,17 @@ class RowBlock {
         row = product;
       }
       for (std::int64_t d = 0; d < dim_; ++d) scratch_.q[r * dim_ + d] = row[d] * factor;
-      if (p_.sparsity.qk == QKProduct::kNm24) select_channels(r, row);
+      if (p_.sparsity.qk == QKProduct::kNm24)
+        call_.ops.convert->select_channels(scratch_.coef + r * dim_ / 2,
+                                           scratch_.offset + r * dim_ / 2, row, channel_weights(),
+                                           factor, width_, dim_);
     }
+  }
+
+  const float* channel_weights() const {
+    const KeyTransform* transform = call_.args->transform;
+    if (transform == nullptr || transform->w == nullptr) return nullptr;
+    return transform->w + kv_head_ * dim_;
   }
 
   void quantise_query(std::int64_t r, const float* row, float factor) {
@@ -185,26 +195,6 @@ class RowBlock {
     double dot = 0;
     for (std::int64_t d = 0; d < dim_; ++d) dot += static_cast<double>(row[d]) * mean[d];
     scratch_.lse_shift[r] = static_cast<float>(dot * call_.scale);
-  }
-
-  // Of each four channels the two with the largest w |q'|, their coefficients already scaled.
-  void select_channels(std::int64_t r, const float* row) {
-    const KeyTransform* transform = call_.args->transform;
-    const float* w =
-        transform != nullptr && transform->w != nullptr ? transform->w + kv_head_ * dim_ : nullptr;
-    float* coef = scratch_.coef + r * dim_ / 2;
-    std::int32_t* offset = scratch_.offset + r * dim_ / 2;
-    const float* scaled = scratch_.q + r * dim_;
-    for (std::int64_t d = 0; d < dim_; d += 4) {
-      float weight[4];
-      for (int c = 0; c < 4; ++c) weight[c] = std::fabs(row[d + c]) * (w ? w[d + c] : 1.0f);
-      const unsigned kept = best_two_of_four(weight[0], weight[1], weight[2], weight[3]);
-      for (int c = 0; c < 4; ++c) {
-        if (!(kept >> c & 1)) continue;
-        *coef++ = scaled[d + c];
-        *offset++ = static_cast<std::int32_t>((d + c) * width_);
-      }
-    }
   }
 
   // ---- schedule ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/half.h"
+#include "cpu/select.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/convert.cc"
@@ -115,7 +116,48 @@ float amax_row(const float* x, const float* mean, std::int64_t n) {
   return nan ? std::nanf("") : result;
 }
 
-constexpr ConvertOps kConvertOps{&load_row, &store_row, &quantise_row, &amax_row};
+void select_channels(float* coef, std::int32_t* offset, const float* x, const float* w,
+                     float factor, std::int64_t width, std::int64_t n) {
+  const D32 d;
+  const hn::RebindToSigned<D32> di;
+  const V32 f = hn::Set(d, factor);
+  const auto lane = hn::Iota(di, 0);
+  // Which lanes are the lower index of the pairs (c, c^1), and of (c, c^2) and (c, c^3).
+  const auto lower1 = hn::Eq(hn::And(lane, hn::Set(di, 1)), hn::Zero(di));
+  const auto lower2 = hn::Eq(hn::And(lane, hn::Set(di, 2)), hn::Zero(di));
+  std::int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) {
+    const V32 value = hn::LoadU(d, x + j);
+    V32 weight = hn::Abs(value);
+    if (w) weight = hn::Mul(weight, hn::LoadU(d, w + j));
+    // The bits of non-negative floats order as integers; all NaN become one largest value.
+    const auto key = hn::IfThenElse(hn::RebindMask(di, hn::IsNaN(weight)), hn::Set(di, 0x7FFFFFFF),
+                                    hn::BitCast(di, weight));
+    auto beats = [&](auto other, auto lower) HWY_ATTR {
+      return hn::Or(hn::Gt(key, other), hn::And(hn::Eq(key, other), lower));
+    };
+    const auto a = beats(hn::Shuffle2301(key), lower1);
+    const auto b = beats(hn::Shuffle1032(key), lower2);
+    const auto c = beats(hn::Shuffle0123(key), lower2);
+    const auto kept = hn::Or(hn::And(a, b), hn::And(c, hn::Or(a, b)));
+    hn::CompressStore(hn::Mul(value, f), hn::RebindMask(d, kept), d, coef + j / 2);
+    const auto row = hn::Mul(hn::Add(lane, hn::Set(di, static_cast<std::int32_t>(j))),
+                             hn::Set(di, static_cast<std::int32_t>(width)));
+    hn::CompressStore(row, kept, di, offset + j / 2);
+  }
+  for (; j < n; j += 4) {
+    float weight[4];
+    for (int c = 0; c < 4; ++c) weight[c] = std::fabs(x[j + c]) * (w ? w[j + c] : 1.0f);
+    const unsigned kept = best_two_of_four(weight[0], weight[1], weight[2], weight[3]);
+    for (int c = 0, at = 0; c < 4; ++c) {
+      if (!(kept >> c & 1)) continue;
+      coef[j / 2 + at] = x[j + c] * factor;
+      offset[j / 2 + at++] = static_cast<std::int32_t>((j + c) * width);
+    }
+  }
+}
+
+constexpr ConvertOps kConvertOps{&load_row, &store_row, &quantise_row, &amax_row, &select_channels};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace twofour::cpu

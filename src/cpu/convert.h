@@ -1,4 +1,4 @@
-// Moving rows between the caller's dtypes and the fp32 the CPU kernels compute in.
+// One row at a time: to and from the caller's dtypes, to int8, to its two largest of each four.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,11 @@ struct ConvertOps {
                        std::int64_t n);
   /// The largest |x - mean| over n values; NaN or infinity when one is. mean may be null.
   float (*amax_row)(const float* x, const float* mean, std::int64_t n);
+  /// Of each four x the two with the largest w |x| (w null: 1; rules of cpu/select.h): writes
+  /// x * factor to coef[0..n/2) and (index of x) * width to offset[0..n/2). May write up to 16
+  /// elements past either.
+  void (*select_channels)(float* coef, std::int32_t* offset, const float* x, const float* w,
+                          float factor, std::int64_t width, std::int64_t n);
 };
 
 /// The table of a Highway target bit (cpu/targets.h), or null when it is not built.

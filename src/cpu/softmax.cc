@@ -82,30 +82,6 @@ HWY_INLINE float largest(const float* HWY_RESTRICT values, std::int64_t n) {
 // The exponent's reference: m, or 0 while nothing but -inf was seen (-inf - -inf is NaN).
 HWY_INLINE V32 reference(float m) { return hn::Set(D32(), m == -kInfinity ? 0.0f : m); }
 
-void dense_rows(const RowState& state, float* scores, std::int64_t lds, std::int64_t rows,
-                std::int64_t width) {
-  const D32 d;
-  for (std::int64_t i = 0; i < rows; ++i) {
-    float* HWY_RESTRICT s = scores + i * lds;
-    const V32 m = hn::Set(d, state.m[i]);
-    auto within = hn::Le(hn::LoadU(d, s), m);
-    for (std::int64_t j = kLanes; j < width; j += kLanes)
-      within = hn::And(within, hn::Le(hn::LoadU(d, s + j), m));
-    if (HWY_UNLIKELY(!hn::AllTrue(d, within))) {
-      raise_maximum(state, i, largest(s, width));
-    }
-    const V32 ref = reference(state.m[i]);
-    float* HWY_RESTRICT l = state.l + i * kSumLanes;
-    V32 sum = hn::LoadU(d, l);
-    for (std::int64_t j = 0; j < width; j += kLanes) {
-      const V32 p = exp2_nonpositive(hn::Sub(hn::LoadU(d, s + j), ref));
-      hn::StoreU(p, d, s + j);
-      sum = hn::Add(sum, p);
-    }
-    hn::StoreU(sum, d, l);
-  }
-}
-
 // Adds the kept V rows to one output row.
 HWY_INLINE void add_values(float* HWY_RESTRICT o, const ValueBlock& value, const float* p,
                            const std::int32_t* offset, std::int64_t count) {
@@ -124,45 +100,81 @@ HWY_INLINE void add_values(float* HWY_RESTRICT o, const ValueBlock& value, const
   }
 }
 
-void pair_rows(const RowState& state, const float* scores, std::int64_t lds,
-               const ValueBlock& value, std::int64_t half, std::int64_t rows, std::int64_t width) {
+// Rows whose exponentials are computed together, before any of their values is added: enough to
+// hide the latency of one row's exponential behind the others'.
+constexpr std::int64_t kPairRows = 8;
+constexpr std::int64_t kMaxPairs = 128;
+
+// The kept weights and V rows of one row.
+struct Kept {
+  HWY_ALIGN float p[kMaxPairs];
+  HWY_ALIGN std::int32_t offset[kMaxPairs];
+};
+
+// Prunes row i: the larger of each pair into kept.p, the place of its V row into kept.offset.
+HWY_INLINE void prune_pairs(Kept& kept, const RowState& state, std::int64_t i, const float* s,
+                            std::int64_t half, std::int64_t width) {
   const D32 d;
   const hn::RebindToSigned<D32> di;
-  HWY_ALIGN float p[128];
-  HWY_ALIGN std::int32_t offset[128];
-  const auto first = hn::ShiftLeft<6>(hn::Iota(di, 0));  // rows of 64 floats
   const auto step = hn::Set(di, static_cast<std::int32_t>(kLanes * kChunk));
   const auto partner = hn::Set(di, static_cast<std::int32_t>(half * kChunk));
+  const V32 m = hn::Set(d, state.m[i]);
+  auto within = hn::Eq(hn::Zero(d), hn::Zero(d));  // all
+  auto row = hn::ShiftLeft<6>(hn::Iota(di, 0));    // rows of 64 floats
+  for (std::int64_t j = 0; j < width; j += kLanes) {
+    const V32 a = hn::LoadU(d, s + j);
+    const V32 b = hn::LoadU(d, s + half + j);
+    // b wins when it is larger, or NaN against a number; a tie or a NaN in a keeps a.
+    const auto b_wins = hn::And(hn::Not(hn::Le(b, a)), hn::Eq(a, a));
+    const V32 larger = hn::IfThenElse(b_wins, b, a);
+    within = hn::And(within, hn::Le(larger, m));
+    hn::Store(larger, d, kept.p + j);
+    hn::Store(hn::IfThenElse(hn::RebindMask(di, b_wins), hn::Add(row, partner), row), di,
+              kept.offset + j);
+    row = hn::Add(row, step);
+  }
+  if (HWY_UNLIKELY(!hn::AllTrue(d, within))) raise_maximum(state, i, largest(kept.p, width));
+}
+
+// values[0..width) = exp2(value - m), added to l.
+HWY_INLINE void exponentiate(float* HWY_RESTRICT values, const RowState& state, std::int64_t i,
+                             std::int64_t width) {
+  const D32 d;
+  const V32 ref = reference(state.m[i]);
+  float* HWY_RESTRICT l = state.l + i * kSumLanes;
+  V32 sum = hn::LoadU(d, l);
+  for (std::int64_t j = 0; j < width; j += kLanes) {
+    const V32 p = exp2_nonpositive(hn::Sub(hn::LoadU(d, values + j), ref));
+    hn::StoreU(p, d, values + j);
+    sum = hn::Add(sum, p);
+  }
+  hn::StoreU(sum, d, l);
+}
+
+void dense_rows(const RowState& state, float* scores, std::int64_t lds, std::int64_t rows,
+                std::int64_t width) {
+  const D32 d;
   for (std::int64_t i = 0; i < rows; ++i) {
-    const float* HWY_RESTRICT s = scores + i * lds;
+    float* HWY_RESTRICT s = scores + i * lds;
     const V32 m = hn::Set(d, state.m[i]);
-    auto within = hn::Eq(hn::Zero(d), hn::Zero(d));  // all
-    auto row = first;
-    for (std::int64_t j = 0; j < width; j += kLanes) {
-      const V32 a = hn::LoadU(d, s + j);
-      const V32 b = hn::LoadU(d, s + half + j);
-      // b wins when it is larger, or NaN against a number; a tie or a NaN in a keeps a.
-      const auto b_wins = hn::And(hn::Not(hn::Le(b, a)), hn::Eq(a, a));
-      const V32 kept = hn::IfThenElse(b_wins, b, a);
-      within = hn::And(within, hn::Le(kept, m));
-      hn::Store(kept, d, p + j);
-      hn::Store(hn::IfThenElse(hn::RebindMask(di, b_wins), hn::Add(row, partner), row), di,
-                offset + j);
-      row = hn::Add(row, step);
-    }
-    if (HWY_UNLIKELY(!hn::AllTrue(d, within))) {
-      raise_maximum(state, i, largest(p, width));
-    }
-    const V32 ref = reference(state.m[i]);
-    float* HWY_RESTRICT l = state.l + i * kSumLanes;
-    V32 sum = hn::LoadU(d, l);
-    for (std::int64_t j = 0; j < width; j += kLanes) {
-      const V32 e = exp2_nonpositive(hn::Sub(hn::Load(d, p + j), ref));
-      hn::Store(e, d, p + j);
-      sum = hn::Add(sum, e);
-    }
-    hn::StoreU(sum, d, l);
-    add_values(state.o + i * state.ldo, value, p, offset, width);
+    auto within = hn::Le(hn::LoadU(d, s), m);
+    for (std::int64_t j = kLanes; j < width; j += kLanes)
+      within = hn::And(within, hn::Le(hn::LoadU(d, s + j), m));
+    if (HWY_UNLIKELY(!hn::AllTrue(d, within))) raise_maximum(state, i, largest(s, width));
+    exponentiate(s, state, i, width);
+  }
+}
+
+void pair_rows(const RowState& state, const float* scores, std::int64_t lds,
+               const ValueBlock& value, std::int64_t half, std::int64_t rows, std::int64_t width) {
+  Kept kept[kPairRows];
+  for (std::int64_t first = 0; first < rows; first += kPairRows) {
+    const std::int64_t count = rows - first < kPairRows ? rows - first : kPairRows;
+    for (std::int64_t i = 0; i < count; ++i)
+      prune_pairs(kept[i], state, first + i, scores + (first + i) * lds, half, width);
+    for (std::int64_t i = 0; i < count; ++i) exponentiate(kept[i].p, state, first + i, width);
+    for (std::int64_t i = 0; i < count; ++i)
+      add_values(state.o + (first + i) * state.ldo, value, kept[i].p, kept[i].offset, width);
   }
 }
 
