@@ -418,15 +418,16 @@ def attention_forward(
         return out.contiguous(), None
     if recorder.on_attention is not None:
         recorder.on_attention(module.layer_idx, query, key, value, scaling)
-    _synchronize(query)
+    synchronize(query)
     start = time.perf_counter()
     out = _attend(module, query, key, value, attention_mask, causal, scaling, settings).contiguous()
-    _synchronize(query)
+    synchronize(query)
     recorder.seconds += time.perf_counter() - start
     return out, None
 
 
-def _synchronize(tensor: Tensor) -> None:
+def synchronize(tensor: Tensor) -> None:
+    """Waits for the tensor's device, so that a clock read next means something."""
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
 

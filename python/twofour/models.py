@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import sys
@@ -96,7 +97,8 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
         config = AutoConfig.from_pretrained(**where)
         tokenizer = AutoTokenizer.from_pretrained(**where)
-        with _quiet_progress():
+        # transformers draws a bar over the tensors; callers here show progress of their own.
+        with contextlib.redirect_stderr(io.StringIO()):
             with torch.device("meta"):
                 skeleton = AutoModelForCausalLM.from_config(config)
             tensors = load_gguf_checkpoint(
@@ -115,20 +117,6 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
         )
     model.config._name_or_path = path.stem.rsplit(".", 1)[0]  # without the quantisation's name
     return model, tokenizer
-
-
-@contextlib.contextmanager
-def _quiet_progress():
-    """transformers draws a progress bar over the tensors of a GGUF file; ours is enough."""
-    from transformers.utils import logging
-
-    was = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was:
-            logging.enable_progress_bar()
 
 
 def load(

@@ -7,42 +7,22 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-import twofour
-import twofour.hf
 from transformers import (
     DynamicCache,
-    LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     StaticCache,
 )
+
+import twofour
+import twofour.hf
+from hf_models import SIZES, tiny_llama, tokens
 from twofour._hf_mask import CausalMask, causal_or_stored_mask
 from twofour._hf_modes import Run, head_modes, head_runs
 
 # fp32 sums in another order, through two layers and a head.
 TOLERANCE = dict(atol=2e-4, rtol=2e-4)
-SIZES = dict(
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=97,
-    max_position_embeddings=4096,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=None,
-)
-
-
-def tiny_llama(seed: int = 0, **changes) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**SIZES | changes)).eval()
-
-
-def tokens(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randint(2, 97, shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(autouse=True)

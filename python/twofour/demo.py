@@ -1,0 +1,147 @@
+"""The demonstration: a real model reads a real book, with each attention mode.
+
+    python -m twofour.demo [--tokens N] [--text FILE] [--model DIR] [--out DIR]
+
+Prints one table and a short greedy continuation, and writes report.html and report.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _cli, _files, calibrate, eval, hf, models, report, text
+from .calibration import Calibration
+from .errors import InvalidArgumentError, TwofourError
+from .sparsity import MODES
+
+#: About five minutes on two cores. `--tokens 8192` is what the README's table shows.
+TOKENS = 4096
+#: Enough for a basis; the rest of the first 32,768 tokens are left unread at this size.
+CALIBRATION_TOKENS = 8192
+_PROMPT, _NEW_TOKENS = 1536, 48
+
+
+def calibration_for(
+    model: Any, tokens: Tensor, window: int, kept: bool, progress: Callable[[str], None]
+) -> Calibration:
+    """Calibrates, or reads the calibration of an earlier run on the same tokens.
+
+    Args:
+        kept: whether the weights are known to be the same ones each time, so that the result may
+            be kept in the cache.
+    """
+    if not kept:
+        return calibrate.calibrate(model, tokens, window=window, progress=progress)
+    key = hashlib.sha256(tokens.numpy().tobytes() + f"{window}".encode()).hexdigest()[:16]
+    path = _files.cache_dir() / f"{models.name_of(model)}-{key}.calibration.safetensors"
+    if path.is_file():
+        try:
+            found = Calibration.load(path)
+            # A damaged or older file is made again; that it fits is checked when it is used.
+            if found.model == models.name_of(model):
+                return found
+        except TwofourError:
+            path.unlink()
+    found = calibrate.calibrate(model, tokens, window=window, progress=progress)
+    found.save(path)
+    return found
+
+
+def continuation(model: Any, tokenizer: Any, prompt: Tensor, new_tokens: int) -> str:
+    """Greedy continuation of token ids [T] in the model's present mode."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", hf.ApproximateWarning)
+        ids = prompt[None].to(model.device)
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+        )
+    return tokenizer.decode(out[0, prompt.numel() :], skip_special_tokens=True)
+
+
+def _layout(available: int, window: int) -> tuple[int, int]:
+    """Tokens read for calibration, and tokens skipped before the evaluated window.
+
+    The measured protocol calibrates within the first 32,768 tokens and evaluates after them; a
+    shorter text gives what it has, and the two never overlap.
+    """
+    skip = calibrate.DEFAULT_TOKENS
+    if available < skip + window:
+        skip = available - window
+    if skip < calibrate.MIN_TOKENS:
+        raise InvalidArgumentError(
+            f"text: expected at least {calibrate.MIN_TOKENS + window} tokens "
+            f"({calibrate.MIN_TOKENS} for calibration, {window} to evaluate), got {available}"
+        )
+    wanted = calibrate.DEFAULT_TOKENS if window >= 8192 else CALIBRATION_TOKENS
+    return min(skip, max(wanted, calibrate.MIN_TOKENS)), skip
+
+
+def _main(argv: Sequence[str]) -> None:
+    parser = _cli.Parser(prog="twofour.demo", description=__doc__.splitlines()[0])
+    tokens = _cli.count("--tokens", 512, 1 << 20)
+    parser.add_argument("--tokens", type=tokens, default=TOKENS, help=f"default {TOKENS}")
+    windows = _cli.count("--windows", 1, 64)
+    parser.add_argument("--windows", type=windows, default=1, help="windows of that size")
+    parser.add_argument("--text", help="UTF-8 text file (default Jane Austen's novels)")
+    parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
+    parser.add_argument("--out", default=".", help="folder of report.html and report.json")
+    options = parser.parse_args(argv)
+    out = Path(options.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(f"--out {out}: {error.strerror}") from error
+    window = options.tokens
+    with _cli.progress() as show:
+        show("reading the text (fetched the first time)")
+        words = text.read(options.text)
+        show("loading the model (fetched the first time)")
+        model, tokenizer = models.load(options.model)
+        need = calibrate.DEFAULT_TOKENS + window * options.windows
+        ids = calibrate.tokenize(tokenizer, words, need)
+        read, skip = _layout(ids.numel(), window * options.windows)
+        basis = calibration_for(model, ids[:read], min(window, read), options.model is None, show)
+        found = eval.evaluate(
+            model,
+            ids,
+            MODES,
+            window=window,
+            windows=options.windows,
+            skip=skip,
+            calibration=basis,
+            samples=2,
+            progress=show,
+        )
+        prompt = ids[skip : skip + min(_PROMPT, window)]
+        texts = []
+        for mode in ("dense", "refined"):
+            show(f"greedy continuation: {mode}")
+            with hf.temporarily(model, mode=mode, calibration=basis):
+                words = continuation(model, tokenizer, prompt, _NEW_TOKENS)
+            texts.append(report.Continuation(mode, words))
+        show("drawing the report")
+        image = report.attention_map(model, ids[skip : skip + window], basis)
+        tail = tokenizer.decode(prompt[-60:])
+        page, figures = report.write(out, found, tail, texts, image)
+    print(eval.table(found))
+    print(f"\n{found.model}, {found.windows} x {found.tokens} tokens; ratios above 1 are faster")
+    print(f"\nprompt: … {tail}")
+    for item in texts:
+        print(f"\n{item.mode}: {item.text}")
+    print(f"\n{page}\n{figures}")
+
+
+if __name__ == "__main__":
+    sys.exit(_cli.run("twofour.demo", _main, None))
