@@ -1,7 +1,6 @@
 #include "cpu/convert.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "core/half.h"
 #include "cpu/select.h"
@@ -27,12 +26,11 @@ constexpr bool kHardwareHalf = HWY_TARGET != HWY_SSE4;
 
 void load_row(float* dst, const void* src, DType dtype, std::int64_t n) {
   const D32 d;
-  if (dtype == DType::kF32) {
-    std::memcpy(dst, src, static_cast<std::size_t>(n) * sizeof(float));
-    return;
-  }
   std::int64_t j = 0;
-  if (dtype == DType::kBF16) {
+  if (dtype == DType::kF32) {
+    const auto* values = static_cast<const float*>(src);
+    for (; j + kLanes <= n; j += kLanes) hn::StoreU(hn::LoadU(d, values + j), d, dst + j);
+  } else if (dtype == DType::kBF16) {
     const hn::Rebind<std::uint16_t, D32> d16;
     const hn::RebindToUnsigned<D32> du;
     const auto* bits = static_cast<const std::uint16_t*>(src);
