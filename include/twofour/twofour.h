@@ -25,6 +25,8 @@
 extern "C" {
 #endif
 
+/* Names as C libraries have them. NOLINTBEGIN(readability-identifier-naming) */
+
 /* Why a call failed; the numbers of twofour::Code. */
 typedef enum twofour_code {
   TWOFOUR_OK = 0,
@@ -205,6 +207,8 @@ typedef struct twofour_device_info {
 
 /* The CPU as plans see it. Set info->struct_size first. */
 TWOFOUR_API twofour_code twofour_cpu_device(twofour_device_info* info);
+
+/* NOLINTEND(readability-identifier-naming) */
 
 #ifdef __cplusplus
 }

@@ -144,7 +144,7 @@ twofour_code twofour_prepare_k(const twofour_attention_problem* problem,
     const auto converted = twofour::capi::to_problem(problem);
     if (!converted.ok()) return converted.status();
     twofour::capi::Arguments arguments;
-    const Status status = twofour::capi::to_arguments(args, arguments);
+    Status status = twofour::capi::to_arguments(args, arguments);
     if (!status.ok()) return status;
     auto made = twofour::prepare_k(*converted, arguments.args);
     if (!made.ok()) return made.status();

@@ -49,17 +49,25 @@ constexpr std::uint16_t f32_to_bf16(float value) {
 /// Element `index` of an fp32, fp16 or bf16 array as float.
 inline float load_float(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
-    case DType::kF16: return f16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
-    case DType::kBF16: return bf16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
-    default: return static_cast<const float*>(data)[index];
+    case DType::kF16:
+      return f16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
+    case DType::kBF16:
+      return bf16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
+    default:
+      return static_cast<const float*>(data)[index];
   }
 }
 
 inline void store_float(void* data, DType dtype, std::int64_t index, float value) {
   switch (dtype) {
-    case DType::kF16: static_cast<std::uint16_t*>(data)[index] = f32_to_f16(value); break;
-    case DType::kBF16: static_cast<std::uint16_t*>(data)[index] = f32_to_bf16(value); break;
-    default: static_cast<float*>(data)[index] = value;
+    case DType::kF16:
+      static_cast<std::uint16_t*>(data)[index] = f32_to_f16(value);
+      break;
+    case DType::kBF16:
+      static_cast<std::uint16_t*>(data)[index] = f32_to_bf16(value);
+      break;
+    default:
+      static_cast<float*>(data)[index] = value;
   }
 }
 

@@ -21,15 +21,24 @@ View contiguous_view(Pointer data, DType dtype, std::initializer_list<std::int64
 
 const char* to_string(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return "fp32";
-    case DType::kF16: return "fp16";
-    case DType::kBF16: return "bf16";
-    case DType::kF64: return "fp64";
-    case DType::kI8: return "int8";
-    case DType::kU8: return "uint8";
-    case DType::kBool: return "bool";
-    case DType::kI32: return "int32";
-    case DType::kI64: return "int64";
+    case DType::kF32:
+      return "fp32";
+    case DType::kF16:
+      return "fp16";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kF64:
+      return "fp64";
+    case DType::kI8:
+      return "int8";
+    case DType::kU8:
+      return "uint8";
+    case DType::kBool:
+      return "bool";
+    case DType::kI32:
+      return "int32";
+    case DType::kI64:
+      return "int64";
   }
   return "unknown";
 }
