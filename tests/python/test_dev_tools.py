@@ -43,6 +43,7 @@ def tree(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     monkeypatch.setattr(check, "ROOT", tmp_path)
     monkeypatch.setattr(check, "BUILD", tmp_path / "build/release")
+    monkeypatch.setattr(check, "PACKAGE_BUILD", tmp_path / "build/python")
     return tmp_path
 
 
@@ -144,7 +145,8 @@ def test_shell(tree):
 def test_compile_cost(tree, record, expected):
     assert "not built" in next(check.cost())
     command = {"directory": str(tree), "file": str(tree / "a.cc"), "output": "a.o"}
-    write(tree, "build/release/compile_commands.json", json.dumps([command]))
+    for build in ("release", "python"):
+        write(tree, f"build/{build}/compile_commands.json", json.dumps([command]))
     if record:
         write(tree, "a.o.cost", json.dumps(record))
     found = "".join(check.cost())

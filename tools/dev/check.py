@@ -19,6 +19,7 @@ from docs_checks import environment_findings, link_findings, path_findings, sema
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "release"
+PACKAGE_BUILD = ROOT / "build" / "python-Release"
 MAX_LINES = 600
 MAX_COMPILE_SECONDS = 30.0
 MAX_COMPILE_MIB = 2048
@@ -173,18 +174,19 @@ def headers() -> Iterator[str]:
     yield from in_parallel(one, [n for n in files(".h") if n.startswith(("include/", "src/"))])
 
 
-def compile_commands() -> list[dict[str, str]]:
-    path = BUILD / "compile_commands.json"
+def compile_commands(build: Path) -> list[dict[str, str]]:
+    path = build / "compile_commands.json"
     return json.loads(path.read_text()) if path.exists() else []
 
 
 @check
 def cost() -> Iterator[str]:
     """A translation unit takes at most 30 s of processor time and 2 GiB to compile."""
-    commands = compile_commands()
-    if not commands:
-        yield "build/release:1: not built; run ./dev build"
-    for command in commands:
+    builds = {build: compile_commands(build) for build in (BUILD, PACKAGE_BUILD)}
+    for build, commands in builds.items():
+        if not commands:
+            yield f"{os.path.relpath(build, ROOT)}:1: not built; run ./dev build"
+    for command in [command for commands in builds.values() for command in commands]:
         name = os.path.relpath(command["file"], ROOT)
         path = Path(command["directory"], command["output"] + ".cost")
         if not path.exists():
@@ -201,7 +203,7 @@ def cost() -> Iterator[str]:
 @check
 def tidy() -> Iterator[str]:
     """clang-tidy finds nothing outside the kernels and tests."""
-    names = [os.path.relpath(c["file"], ROOT) for c in compile_commands()]
+    names = [os.path.relpath(c["file"], ROOT) for c in compile_commands(BUILD)]
     names = sorted(name for name in names if name.startswith(TIDY_DIRS))
     if not names:
         yield "build/release:1: not built; run ./dev build"

@@ -171,10 +171,11 @@ set_up() {
   set_up_venv
 }
 
-# The launcher writes what each translation unit cost beside its object; ./dev check reads it.
+# Writes what each translation unit cost beside its object; ./dev check reads it.
+launcher="$venv/bin/python;-IS;$root/tools/dev/compile_cost.py"
+
 configure() { # configure PRESET
-  (cd "$root" && cmake --preset "$1" \
-    -DCMAKE_CXX_COMPILER_LAUNCHER="$venv/bin/python;-IS;$root/tools/dev/compile_cost.py")
+  (cd "$root" && cmake --preset "$1" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher")
 }
 
 build_release() {
@@ -196,8 +197,8 @@ package_inputs() {
 pip_install_package() {
   # The libraries come from requirements/, so pip neither resolves nor isolates. pyproject.toml keeps
   # the build folder, which makes a second build incremental.
-  (cd "$root" && CMAKE_BUILD_PARALLEL_LEVEL=$(jobs) PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    "$venv/bin/python" -m pip install --no-build-isolation --no-deps --force-reinstall .)
+  (cd "$root" && CMAKE_BUILD_PARALLEL_LEVEL=$(jobs) CMAKE_CXX_COMPILER_LAUNCHER=$launcher \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install --no-build-isolation --no-deps --force-reinstall .)
 }
 
 install_package() {
