@@ -104,8 +104,9 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
             tensors = load_gguf_checkpoint(
                 str(path), return_tensors=True, model_to_load=skeleton, torch_dtype=dtype
             )["tensors"]
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError, EOFError) as error:
-        raise CorruptError(f"model file {path}: cannot be read as GGUF: {error}") from error
+    except Exception as error:  # the parsers of transformers and gguf raise types of their own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CorruptError(f"model file {path}: cannot be read as GGUF: {reason}") from error
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     report = model.load_state_dict(tensors, strict=False)
     model.tie_weights()
@@ -155,8 +156,8 @@ def load(
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-        except Exception as error:  # the parsers below raise types of their own
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        except Exception as error:  # as above
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise CorruptError(f"model directory {path}: {reason}") from error
     return model.to(device).eval(), tokenizer
 

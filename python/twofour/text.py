@@ -102,7 +102,7 @@ def read(path: str | os.PathLike | None) -> str:
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"text file {path}: not UTF-8 (byte {error.start}: {error.reason})"
         ) from error
     if not text.strip():
