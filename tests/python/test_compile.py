@@ -1,5 +1,6 @@
 """The operator inside torch: opcheck, fake tensors, torch.compile, threads, one OpenMP runtime."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -51,9 +52,10 @@ def test_opcheck_attention(case):
     torch.library.opcheck(torch.ops.twofour.attention.default, arguments(**CASES[case]))
 
 
+@pytest.mark.parametrize("kernel", ["", REFERENCE], ids=["chosen", "reference"])
 @pytest.mark.parametrize("case", CASES)
-def test_opcheck_trace(case):
-    args = (*arguments(**CASES[case])[:-1], REFERENCE)
+def test_opcheck_trace(case, kernel):
+    args = (*arguments(**CASES[case])[:-1], kernel)
     torch.library.opcheck(torch.ops.twofour.trace.default, args)
 
 
@@ -201,6 +203,27 @@ def test_torch_set_num_threads_is_obeyed_in_every_thread():
     finally:
         torch.set_num_threads(threads)
     assert seen == [1, 1, 3, 3]
+
+
+def test_a_run_in_a_new_thread_obeys_torch_set_num_threads():
+    """OpenMP keeps its number of threads per thread; a new one starts from the environment's."""
+    script = (
+        "import os, threading, torch, twofour\n"
+        "q = torch.randn(1, 512, 4, 64)\n"
+        "tasks = lambda: len(os.listdir('/proc/self/task'))\n"
+        "def work():\n"
+        "    before = tasks()\n"
+        "    twofour.attention(q, q, q, mode='dense')\n"
+        "    print(tasks() - before)\n"
+        "for count in (1, 3):\n"
+        "    torch.set_num_threads(count)\n"
+        "    t = threading.Thread(target=work); t.start(); t.join()\n"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "4"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    assert result.stdout.split() == ["0", "2"]  # helpers beside the calling thread
 
 
 def test_one_openmp_runtime_in_the_process():

@@ -79,6 +79,26 @@ def test_output_follows_from_the_trace(mode):
     assert set(out.unit.unique().tolist()) == kinds[mode]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_chosen_debugging_kernel_traces_what_the_fast_one_computes(mode):
+    q, k, v = uneven_qkv(300, 600, 2, 1)
+    out = twofour.trace(q, k, v, mode=mode, causal=True)
+    o, lse, stats = twofour.attention(
+        q, k, v, mode=mode, causal=True, return_lse=True, return_stats=True
+    )
+    assert torch.equal(out.o, o) and torch.equal(out.lse, lse)
+    # A unit is 64 positions by half a block. Position 0 of the call is 300, so the first run of
+    # rows in a unit is short; every run has one decision per half-block.
+    starts = [0, *range(320 - 300, 300, 64)]
+    decisions = out.unit[:, starts]
+    counts = [int((decisions == kind).sum()) for kind in (1, 2, 3)]
+    assert stats[:3].tolist() == [sum(counts), counts[1], counts[2]]
+    # Near ties aside, the reference decides the same.
+    want = twofour.trace(q, k, v, mode=mode, causal=True, kernel=REFERENCE)
+    assert torch.equal(out.unit, want.unit)
+    assert (out.kept != want.kept).double().mean() < 1e-3
+
+
 def test_pair_keeps_the_larger_of_each_pair():
     q, k, v = make_qkv(1, 64, 384, 1)
     out = twofour.trace(q, k, v, mode="exact/pair128/s1", kernel=REFERENCE)
