@@ -37,6 +37,8 @@ class HeadRun {
         replay_(replay),
         out_(out),
         keys_(make_keys(inputs, s, kv_head_, prepared)),
+        values_(make_values(inputs, s, kv_head_)),
+        finite_(finite_keys()),
         groups_(groups_of(sparsity_.score, sparsity_.block)) {}
 
   Status run() {
@@ -111,16 +113,23 @@ class HeadRun {
         return inputs_.live(s_, head_, row.i, j);
       });
       if (!live) continue;
-      bool finite = keys_.scale.empty() || std::isfinite(keys_.scale[block]);
-      for (std::int64_t d = 0; d < inputs_.problem().head_dim; ++d) {
-        finite &= std::isfinite(inputs_.k(s_, j, kv_head_, d));
-      }
-      for (std::int64_t d = 0; d < inputs_.problem().head_dim_v; ++d) {
-        finite &= std::isfinite(inputs_.v(s_, j, kv_head_, d));
-      }
-      if (!finite) return true;
+      if (!finite_[j] || (!keys_.scale.empty() && std::isnan(keys_.scale[block]))) return true;
     }
     return false;
+  }
+
+  /// For every key: are all channels of K and V finite?
+  std::vector<bool> finite_keys() const {
+    std::vector<bool> finite(s_.seqlen_k, true);
+    for (std::int64_t j = 0; j < s_.seqlen_k; ++j) {
+      for (std::int64_t d = 0; d < inputs_.problem().head_dim; ++d) {
+        if (!std::isfinite(inputs_.k(s_, j, kv_head_, d))) finite[j] = false;
+      }
+      for (std::int64_t d = 0; d < inputs_.problem().head_dim_v; ++d) {
+        if (!std::isfinite(inputs_.v(s_, j, kv_head_, d))) finite[j] = false;
+      }
+    }
+    return finite;
   }
 
   /// Rule 3: nothing pruned, masked pair by pair, all channels of the query.
@@ -296,8 +305,8 @@ class HeadRun {
     std::sort(row.kept.begin(), row.kept.end());
     std::vector<Score> scores;
     for (std::int64_t j : row.kept) scores.push_back(row.scores[j]);
-    const RowResult result = softmax_row(inputs_, s_, kv_head_, row.kept, scores, row.query);
     const AttentionProblem& problem = inputs_.problem();
+    const RowResult result = softmax_row(values_, problem.head_dim_v, row.kept, scores, row.query);
     const std::int64_t at_o = (row.number * problem.heads_q + head_) * problem.head_dim_v;
     std::copy(result.o.begin(), result.o.end(), out_->o.begin() + at_o);
     std::copy(result.o_bound.begin(), result.o_bound.end(), out_->o_bound.begin() + at_o);
@@ -316,6 +325,8 @@ class HeadRun {
   const Decisions* replay_;
   Output* out_;
   const Keys keys_;
+  const std::vector<double> values_;
+  const std::vector<bool> finite_;
   const std::vector<Group> groups_;
   bool tainted_ = false;
   AttentionStats stats_;
@@ -385,9 +396,10 @@ Result<Output> attention(const AttentionProblem& given, const AttentionArgs& arg
   status = check_sizes(inputs, prepared, options.replay, out.decisions);
   if (!status.ok()) return status;
 
-  std::vector<Status> statuses(problem.batch * problem.heads_q);
-#pragma omp parallel for schedule(dynamic)
-  for (std::int64_t task = 0; task < problem.batch * problem.heads_q; ++task) {
+  const std::int64_t tasks = problem.batch * problem.heads_q;
+  std::vector<Status> statuses(tasks);
+#pragma omp parallel for schedule(dynamic) if (tasks > 1)
+  for (std::int64_t task = 0; task < tasks; ++task) {
     HeadRun run(inputs, inputs.sequence(task / problem.heads_q), task % problem.heads_q, prepared,
                 options.replay, &out);
     statuses[task] = run.run();

@@ -82,7 +82,75 @@ void mark_doubtful(const std::vector<bool>& kept, const float* w, Query* query) 
   }
 }
 
+/// A dot product and the sum of the magnitudes of its terms.
+struct Sums {
+  double dot = 0;
+  double magnitude = 0;
+};
+
+/// In four lanes, for speed; fp64 leaves the order without consequence.
+Sums sums_over_all(const double* q, const double* k, std::int64_t dim) {
+  double dot[4] = {}, magnitude[4] = {};
+  std::int64_t d = 0;
+  for (; d + 4 <= dim; d += 4) {
+    for (int lane = 0; lane < 4; ++lane) {
+      const double term = q[d + lane] * k[d + lane];
+      dot[lane] += term;
+      magnitude[lane] += std::fabs(term);
+    }
+  }
+  for (; d < dim; ++d) {
+    dot[0] += q[d] * k[d];
+    magnitude[0] += std::fabs(q[d] * k[d]);
+  }
+  return {dot[0] + dot[1] + dot[2] + dot[3],
+          magnitude[0] + magnitude[1] + magnitude[2] + magnitude[3]};
+}
+
+Sums sums_over(const double* q, const double* k, const std::vector<std::int64_t>& channels) {
+  Sums sums;
+  for (std::int64_t d : channels) {
+    sums.dot += q[d] * k[d];
+    sums.magnitude += std::fabs(q[d] * k[d]);
+  }
+  return sums;
+}
+
+/// How far the dot product may be off because a kernel's q' or k' is.
+double operand_error(const Query& query, const Keys& keys, std::int64_t key, std::int64_t dim,
+                     bool pruned) {
+  const bool exact_query = query.error.empty(), exact_keys = keys.error.empty();
+  if (exact_query && exact_keys) return 0;
+  const double* k = &keys.value[key * dim];
+  double sum = 0;
+  const auto add = [&](std::int64_t d) {
+    const double q_error = exact_query ? 0 : query.error[d];
+    const double k_error = exact_keys ? 0 : keys.error[key * dim + d];
+    if (q_error > 0) sum += q_error * std::fabs(k[d]);
+    if (k_error > 0) sum += (std::fabs(query.value[d]) + q_error) * k_error;
+  };
+  if (!pruned) {
+    for (std::int64_t d = 0; d < dim; ++d) add(d);
+    return sum;
+  }
+  for (std::int64_t d : query.kept) add(d);
+  for (std::int64_t d = 0; query.doubtful_groups > 0 && d < dim; ++d) {
+    if (query.doubtful[d] > 0) sum += query.doubtful[d] * std::fabs(k[d]);
+  }
+  return sum;
+}
+
 }  // namespace
+
+std::vector<double> make_values(const Inputs& inputs, const Sequence& s, std::int64_t kv_head) {
+  std::vector<double> values;
+  for (std::int64_t j = 0; j < s.seqlen_k; ++j) {
+    for (std::int64_t d = 0; d < inputs.problem().head_dim_v; ++d) {
+      values.push_back(inputs.v(s, j, kv_head, d));
+    }
+  }
+  return values;
+}
 
 Keys make_keys(const Inputs& inputs, const Sequence& s, std::int64_t kv_head,
                const PreparedK* prepared) {
@@ -162,7 +230,9 @@ Query make_query(const Inputs& inputs, const Sequence& s, std::int64_t i, std::i
   }
   const float* w = transform && transform->w ? transform->w + kv_head * dim : nullptr;
   const std::vector<bool> kept = kept_channels(query.value, w);
-  for (std::int64_t d = 0; d < dim; ++d) query.pruned.push_back(kept[d] ? query.value[d] : 0);
+  for (std::int64_t d = 0; d < dim; ++d) {
+    if (kept[d]) query.kept.push_back(d);
+  }
   mark_doubtful(kept, w, &query);
   return query;
 }
@@ -170,30 +240,22 @@ Query make_query(const Inputs& inputs, const Sequence& s, std::int64_t i, std::i
 Score score_of(const Inputs& inputs, const Query& query, const Keys& keys, std::int64_t key,
                bool pruned) {
   const std::int64_t dim = inputs.problem().head_dim;
+  const double* q = query.value.data();
   const double* k = &keys.value[key * dim];
-  const double* k_error = keys.error.empty() ? nullptr : &keys.error[key * dim];
-  const std::vector<double>& q = pruned ? query.pruned : query.value;
-  double dot = 0, magnitude = 0, operand_error = 0;
-  for (std::int64_t d = 0; d < dim; ++d) {
-    if (pruned && query.doubtful[d] > 0) operand_error += query.doubtful[d] * std::fabs(k[d]);
-    if (pruned && q[d] == 0) continue;  // left out, whatever the key holds there
-    dot += q[d] * k[d];
-    magnitude += std::fabs(q[d] * k[d]);
-    const double q_error = query.error.empty() ? 0 : query.error[d];
-    if (q_error > 0) operand_error += q_error * std::fabs(k[d]);
-    if (k_error && k_error[d] > 0) operand_error += (std::fabs(q[d]) + q_error) * k_error[d];
-  }
+  const Sums sums = pruned ? sums_over(q, k, query.kept) : sums_over_all(q, k, dim);
+  double magnitude = sums.magnitude;
   double unit = inputs.scale();
   double roundings = 2 * static_cast<double>(dim + 8);
   if (!keys.scale.empty()) {
     // The integer sum is exact; only the products with the three scales round.
     unit *= query.scale * keys.scale[key / inputs.problem().sparsity.block];
     roundings = 8;
-    magnitude = std::fabs(dot);
+    magnitude = std::fabs(sums.dot);
   }
   Score score;
-  score.value = unit * dot;
-  score.bound = std::fabs(unit) * (roundings * kF32Round * magnitude + operand_error);
+  score.value = unit * sums.dot;
+  score.bound = std::fabs(unit) *
+                (roundings * kF32Round * magnitude + operand_error(query, keys, key, dim, pruned));
   // Sums that may leave the range of fp32 are not known to a kernel at all.
   const double largest = magnitude * std::max(1.0, std::fabs(unit));
   if (largest > std::numeric_limits<float>::max() / 4) score.bound = kInfinity;

@@ -27,9 +27,9 @@ struct Keys {
 
 /// One query row: q, q' or int8 codes.
 struct Query {
-  std::vector<double> value;   // [D]
-  std::vector<double> error;   // [D]; empty when a kernel has the same values
-  std::vector<double> pruned;  // nm24: [D], zero where the channel is not kept
+  std::vector<double> value;       // [D]
+  std::vector<double> error;       // [D]; empty when a kernel has the same values
+  std::vector<std::int64_t> kept;  // nm24: [D/2], the channels of a pruned query
   std::vector<double>
       doubtful;             // nm24: [D], |q'_d| where rounding decides whether d is kept, else 0
   int doubtful_groups = 0;  // nm24: groups of four with such a channel
@@ -38,12 +38,15 @@ struct Query {
   double lse_shift_bound = 0;
 };
 
+/// V of one sequence and KV head, [N,Dv].
+std::vector<double> make_values(const Inputs& inputs, const Sequence& s, std::int64_t kv_head);
+
 Keys make_keys(const Inputs& inputs, const Sequence& s, std::int64_t kv_head,
                const PreparedK* prepared);
 Query make_query(const Inputs& inputs, const Sequence& s, std::int64_t i, std::int64_t head,
                  const Keys& keys);
 
-/// Which channels of q' survive: of each four the two with the largest w_d |q'_d|.
+/// Which channels of q' survive: of each four the two with the largest w_d |q'_d|, in fp32.
 std::vector<bool> kept_channels(const std::vector<double>& q, const float* w);
 
 /// The scaled score of a pair; `pruned` uses the two of four channels.

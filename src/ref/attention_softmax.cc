@@ -23,10 +23,9 @@ double weight_bound(const Score& score, double max, std::size_t count) {
 
 }  // namespace
 
-RowResult softmax_row(const Inputs& inputs, const Sequence& s, std::int64_t kv_head,
+RowResult softmax_row(const std::vector<double>& values, std::int64_t dim,
                       const std::vector<std::int64_t>& keys, const std::vector<Score>& scores,
                       const Query& query) {
-  const std::int64_t dim = inputs.problem().head_dim_v;
   RowResult row{std::vector<double>(dim), std::vector<double>(dim), -kInfinity, 0};
   if (keys.empty()) return row;
 
@@ -45,38 +44,36 @@ RowResult softmax_row(const Inputs& inputs, const Sequence& s, std::int64_t kv_h
   }
   for (std::size_t n = 0; n < keys.size(); ++n) {
     for (std::int64_t d = 0; d < dim; ++d) {
-      row.o[d] += weight[n] / sum * inputs.v(s, keys[n], kv_head, d);
+      row.o[d] += weight[n] / sum * values[keys[n] * dim + d];
     }
   }
   row.lse = max + std::log(sum) + query.lse_shift;
 
-  // With weights p_n x_n for p_n, |log x_n| <= e_n: O' - O = sum p_n (x_n - 1)(v_n - O) / sum p_n
-  // x_n.
+  // With weights p_n x_n for p_n and |log x_n| <= e_n,
+  // O' - O = sum p_n (x_n - 1) (v_n - O) / sum p_n x_n.
   double least = 0, most = 0;
   std::vector<double> moved(keys.size());
   for (std::size_t n = 0; n < keys.size(); ++n) {
     const double e = weight_bound(scores[n], max, keys.size());
     if (!(e < 80)) {  // nothing is known of this weight
-      least = 0;
-      most = kInfinity;
-      std::fill(moved.begin(), moved.end(), kInfinity);
-      break;
+      std::fill(row.o_bound.begin(), row.o_bound.end(), kInfinity);
+      row.lse_bound = kInfinity;
+      return row;
     }
     const double p = weight[n] / sum;
     least += p * std::exp(-e);
     most += p * std::exp(e);
     moved[n] = p * std::expm1(e) + kSmallestExp;
   }
-  for (std::int64_t d = 0; d < dim; ++d) {
-    for (std::size_t n = 0; n < keys.size() && row.o_bound[d] < kInfinity; ++n) {
-      const double v = inputs.v(s, keys[n], kv_head, d);
-      row.o_bound[d] += most == kInfinity
-                            ? kInfinity
-                            : moved[n] / least * (std::fabs(v - row.o[d]) + std::fabs(row.o[d]));
+  for (std::size_t n = 0; n < keys.size(); ++n) {
+    const double share = moved[n] / least;
+    for (std::int64_t d = 0; d < dim; ++d) {
+      const double o = row.o[d], v = values[keys[n] * dim + d];
+      row.o_bound[d] += share * (std::fabs(v - o) + std::fabs(o));
     }
   }
-  row.lse_bound = most == kInfinity ? kInfinity : std::max(std::log(most), -std::log(least));
-  row.lse_bound += query.lse_shift_bound + 4 * kF32Round * (std::fabs(max) + std::fabs(row.lse));
+  row.lse_bound = std::max(std::log(most), -std::log(least)) + query.lse_shift_bound +
+                  4 * kF32Round * (std::fabs(max) + std::fabs(row.lse));
   return row;
 }
 

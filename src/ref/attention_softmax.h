@@ -14,8 +14,8 @@ struct RowResult {
   double lse_bound = 0;
 };
 
-/// `keys` and `scores` are those kept, `kv_head` the head of V. No keys: zeros and -inf.
-RowResult softmax_row(const Inputs& inputs, const Sequence& s, std::int64_t kv_head,
+/// `keys` and `scores` are those kept, `values` is V of the head, [N,Dv]. No keys: zeros and -inf.
+RowResult softmax_row(const std::vector<double>& values, std::int64_t dim,
                       const std::vector<std::int64_t>& keys, const std::vector<Score>& scores,
                       const Query& query);
 

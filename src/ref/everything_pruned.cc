@@ -55,6 +55,7 @@ Result<Output> everything_pruned(const AttentionProblem& given, const AttentionA
     for (std::int64_t head = 0; head < problem.heads_q; ++head) {
       const std::int64_t kv_head = head / inputs.queries_per_kv_head();
       const Keys keys = make_keys(inputs, s, kv_head, nullptr);
+      const std::vector<double> values = make_values(inputs, s, kv_head);
       for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
         const Query query = make_query(inputs, s, i, head, keys);
         std::vector<std::int64_t> kept;
@@ -62,7 +63,7 @@ Result<Output> everything_pruned(const AttentionProblem& given, const AttentionA
         choose_keys(inputs, s, head, i, query, keys, &kept, &scores, &out.stats.live_pairs);
         const std::int64_t row = s.first_row + i;
         for (std::int64_t j : kept) out.decisions.keep(head, row, j);
-        const RowResult result = softmax_row(inputs, s, kv_head, kept, scores, query);
+        const RowResult result = softmax_row(values, problem.head_dim_v, kept, scores, query);
         const std::int64_t at = (row * problem.heads_q + head) * problem.head_dim_v;
         std::copy(result.o.begin(), result.o.end(), out.o.begin() + at);
         std::copy(result.o_bound.begin(), result.o_bound.end(), out.o_bound.begin() + at);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/half.h"
-#include "support/random.h"
+#include "random.h"
 #include "twofour/attention.h"
 
 namespace twofour::test {

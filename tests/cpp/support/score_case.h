@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "attention_case.h"
 #include "ref/attention.h"
-#include "support/attention_case.h"
 
 namespace twofour::test {
 
