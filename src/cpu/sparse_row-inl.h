@@ -2,7 +2,7 @@
 //
 // The inner loop of both sparse products: each kept coefficient is one broadcast and A + B
 // multiply-adds that read the matrix straight from memory. With four sums or fewer the even and the
-// odd coefficients get sums of their own: eight chains keep two multiply-add units busy (+30 % on
+// odd coefficients get sums of their own: eight chains keep two multiply-add units busy (+5 % on
 // an Intel Xeon; nothing on Zen 4, which has one). More rows at a time measured slower.
 
 #if defined(TWOFOUR_CPU_SPARSE_ROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,7 +21,7 @@ namespace twofour::cpu {
 namespace HWY_NAMESPACE {
 
 /// out[0 .. A) and out[out_delta ..+ B) vectors (+)= sum_k coef[k] * base[offset[k] ...], the
-/// second segment `delta` floats after the first.
+/// second segment `delta` floats after the first. `count` is even.
 template <int A, int B, bool kAccumulate>
 HWY_INLINE void sparse_row(float* HWY_RESTRICT out, std::int64_t out_delta,
                            const float* HWY_RESTRICT coef, const std::int32_t* HWY_RESTRICT offset,
