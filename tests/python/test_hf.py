@@ -360,6 +360,18 @@ def test_causal_mask_is_the_mask_of_sdpa(window, padded):
     assert torch.equal(chunked, sdpa_mask(**options))
 
 
+@pytest.mark.parametrize("rows", [1, 128])
+def test_compiles_into_one_graph(pair, rows):
+    _, dense = pair
+    compiled = torch.compile(dense, backend="eager", fullgraph=True)
+    ids = tokens(1, rows)
+    got = compiled(ids, use_cache=False).logits
+    torch.testing.assert_close(got, dense(ids, use_cache=False).logits, **TOLERANCE)
+    padded = torch.ones_like(ids)
+    got = compiled(ids, attention_mask=padded, use_cache=False).logits
+    torch.testing.assert_close(got, dense(ids, use_cache=False).logits, **TOLERANCE)
+
+
 def test_recorder_counts_and_times():
     model = twofour.hf.enable(tiny_llama(), mode="exact/pair64/s0/l0")
     shapes = []
