@@ -21,17 +21,22 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def machine_text(machine: Any) -> str:
-    """A machine's facts as one clause, whatever fields the file gives."""
-    return (
-        ", ".join(str(value) for value in machine.values())
-        if isinstance(machine, dict)
-        else (str(machine))
-    )
+def machine_text(machine: dict[str, Any]) -> str:
+    """Processor, instruction set and threads, and the GPU when there was one."""
+    cpu = machine.get("cpu_target") or machine["cpu"]
+    return f"{machine['gpu']}, {cpu}" if machine.get("gpu") else cpu
+
+
+def command_text(result: dict[str, Any]) -> str:
+    return f" Command: `{result['command']}`." if result.get("command") else ""
 
 
 def share(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.0f} %"
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def refined(entry: dict[str, Any]) -> str:
+    return share(entry.get("refined_share")) if "/r" in entry.get("sparsity", "") else ""
 
 
 def quality(report: dict[str, Any]) -> str:
@@ -48,7 +53,7 @@ def quality(report: dict[str, Any]) -> str:
                 f"{entry['kl']:.4f}",
                 f"{entry['top1_pct']:.1f} %",
                 share(entry.get("kept_mass")),
-                share(entry.get("refined_share")),
+                refined(entry),
                 f"{dense['attention_s'] / entry['attention_s']:.2f}x",
                 f"{dense['prefill_s'] / entry['prefill_s']:.2f}x",
             ]
@@ -57,8 +62,8 @@ def quality(report: dict[str, Any]) -> str:
     header += ["attention", "prefill"]
     caption = (
         f"{report['tokens']:,} tokens; KL and top-1 agreement against the dense model's next-token "
-        f"distribution; speed relative to torch's SDPA. {machine_text(report['machine'])}. "
-        f"Command: `{report.get('command', './dev demo --tokens ' + str(report['tokens']))}`."
+        f"distribution; speed relative to torch's SDPA. {machine_text(report['machine'])}."
+        + command_text(report)
     )
     return table(header, rows) + "\n\n" + caption
 
@@ -72,7 +77,7 @@ def speed(bench: dict[str, Any]) -> str:
             str(row["head_dim"]),
             f"**{row['ratio_vs_sdpa']:.2f}x**",
             f"{row['ratio_min']:.2f} to {row['ratio_max']:.2f}",
-            share(row.get("refined_share")) if "refined" in row["mode"] else "",
+            refined(row),
         ]
         for row in bench["rows"]
     ]
@@ -81,8 +86,8 @@ def speed(bench: dict[str, Any]) -> str:
     caption = (
         f"Attention alone, {bench['dtype']}, causal, {bench['heads']} heads, "
         f"{'/'.join(map(str, threads))} threads, median of {bench['repeats']} turns with torch "
-        f"{bench['versions']['torch']}'s SDPA. {machine_text(bench['machine'])}; {bench['date']}. "
-        f"Command: `{bench['command']}`."
+        f"{bench['versions']['torch']}'s SDPA. {machine_text(bench['machine'])}; {bench['date']}."
+        + command_text(bench)
     )
     return table(header, rows) + "\n\n" + caption
 
