@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import transformers as hub
+
 import twofour
 import twofour.hf
 from hf_models import SIZES, tokens
