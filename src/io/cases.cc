@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -40,11 +41,11 @@ std::optional<Number> number(std::string_view text) {
 
 /// "9/3" or "9" (both the same).
 bool read_pair(std::string_view text, char separator, std::int64_t low, std::int64_t& first,
-               std::int64_t& second) {
+               std::int64_t& second, std::int64_t high = kMaxExtent) {
   const auto parts = split(text, separator);
   if (parts.size() > 2) return false;
   const auto a = number<std::int64_t>(parts.front()), b = number<std::int64_t>(parts.back());
-  if (!a || !b || *a < low || *b < low || *a > kMaxExtent || *b > kMaxExtent) return false;
+  if (!a || !b || *a < low || *b < low || *a > high || *b > high) return false;
   first = *a;
   second = *b;
   return true;
@@ -110,7 +111,8 @@ bool read_causal(std::string_view text, AttentionProblem& p) {
 bool read_window(std::string_view text, AttentionProblem& p) {
   if (text == "none") return true;
   std::int64_t left = 0, right = 0;
-  if (!read_pair(text, ':', -1, left, right) || text.find(':') == std::string_view::npos)
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+  if (!read_pair(text, ':', -1, left, right, kAny) || text.find(':') == std::string_view::npos)
     return false;
   p.window = {left, right};
   return true;

@@ -127,7 +127,7 @@ Status set_window(const std::string& text, Window* window) {
   if (text.empty()) return {};
   // The syntax of a case: left:right.
   const Result<std::vector<io::Case>> parsed = io::parse_cases("window=" + text, "--window");
-  if (!parsed.ok() || parsed->size() != 1)
+  if (!parsed.ok() || parsed->size() != 1 || text.find(' ') != std::string::npos)
     return invalid("--window: expected LEFT:RIGHT in keys, -1 open, got " + io::in_quotes(text));
   *window = parsed->front().problem.window;
   return {};
@@ -281,15 +281,15 @@ int attend(const Options& options) {
   const std::string shape = shape_string(memory.o.view());
   if (options.json) {
     print_json(Json{{"kernel", chosen->kernel_id()},
-               {"sparsity", sparsity},
-               {"o_shape", memory.o.shape},
-               {"dtype", to_string(problem.dtype)},
-               {"seconds", seconds},
-               {"units", stats.units},
-               {"refined", stats.refined},
-               {"dropped", stats.dropped},
-               {"pruned_pairs", stats.pruned_pairs},
-               {"live_pairs", stats.live_pairs}});
+                    {"sparsity", sparsity},
+                    {"o_shape", memory.o.shape},
+                    {"dtype", to_string(problem.dtype)},
+                    {"seconds", seconds},
+                    {"units", stats.units},
+                    {"refined", stats.refined},
+                    {"dropped", stats.dropped},
+                    {"pruned_pairs", stats.pruned_pairs},
+                    {"live_pairs", stats.live_pairs}});
   } else {
     print(fmt::format("{} {} with {} ({}) in {:.3f} ms\n", to_string(problem.dtype), shape,
                       chosen->kernel_id(), sparsity, seconds * 1e3));

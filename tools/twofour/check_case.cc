@@ -29,10 +29,10 @@ class CaseCheck {
   CaseCheck(const io::Case& c, const Device& device, Tally* tally)
       : case_(c), device_(device), tally_(tally), memory_(io::make_case_memory(c)) {}
 
-  void run(const std::vector<Family>& families) {
+  void run(const Selection& selection) {
     if (case_.problem.sparsity.qk == QKProduct::kInt8 && !prepare()) return;
-    for (const Family& family : families) check_family(family);
-    if (pairs() <= kReferencePairs) check_reference_row();
+    for (const Family& family : selection.families) check_family(family);
+    if (selection.reference && pairs() <= kReferencePairs) check_reference_row();
   }
 
  private:
@@ -289,33 +289,30 @@ class CaseCheck {
 
 }  // namespace
 
-std::vector<Family> families(const std::string& filter) {
-  std::vector<Family> out;
-  const auto wanted = [&](const Kernel& row) {
-    return &row != &ref::reference_kernel() && row.id != ref::reference_kernel().id &&
-           row.id.find(filter) != std::string::npos;
-  };
+Selection select_rows(const std::string& filter) {
   const auto find = [](const std::string& id) -> const Kernel* {
     for (const Kernel& row : kernels())
       if (row.id == id) return &row;
     return nullptr;
   };
   constexpr std::string_view kTwin = ".trace";
+  Selection out;
   for (const Kernel& row : kernels()) {
-    if (!wanted(row)) continue;
-    if (!row.config.trace) {
-      out.push_back({&row, find(row.id + std::string(kTwin))});
-    } else if (!row.id.ends_with(kTwin) ||
-               find(row.id.substr(0, row.id.size() - kTwin.size())) == nullptr) {
-      out.push_back({nullptr, &row});
+    if (row.id.find(filter) == std::string::npos) continue;
+    if (row.id == ref::reference_kernel().id) {
+      out.reference = true;
+    } else if (!row.config.trace) {
+      out.families.push_back({&row, find(row.id + std::string(kTwin))});
+    } else if (const std::string base = row.id.substr(0, row.id.size() - kTwin.size());
+               base.find(filter) == std::string::npos || find(base) == nullptr) {
+      out.families.push_back({nullptr, &row});
     }
   }
   return out;
 }
 
-void check_case(const io::Case& c, const Device& device, const std::vector<Family>& families,
-                Tally* tally) {
-  CaseCheck(c, device, tally).run(families);
+void check_case(const io::Case& c, const Device& device, const Selection& selection, Tally* tally) {
+  CaseCheck(c, device, tally).run(selection);
 }
 
 }  // namespace twofour::tool

@@ -39,16 +39,19 @@ struct Family {
   const Kernel* twin = nullptr;
 };
 
-/// All families but the reference, in registry order, whose id contains `filter`.
-std::vector<Family> families(const std::string& filter);
+/// The rows whose id contains a text.
+struct Selection {
+  std::vector<Family> families;  // all but the reference, in registry order
+  bool reference = false;
+};
+Selection select_rows(const std::string& filter);
 
-/// Runs the case through the families and, when it is small, through the reference's own row.
+/// Runs the case through the selection; through the reference's own row only when it is small.
 ///
 /// The twin's decisions are replayed by the reference, which checks that each is admissible;
 /// outputs of both rows must then lie within the reference's error bounds, counts must be equal, a
 /// repeated run must give the same bits, and nothing may be written outside the outputs and the
 /// workspace.
-void check_case(const io::Case& c, const Device& device, const std::vector<Family>& families,
-                Tally* tally);
+void check_case(const io::Case& c, const Device& device, const Selection& selection, Tally* tally);
 
 }  // namespace twofour::tool

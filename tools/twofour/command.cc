@@ -25,9 +25,6 @@ std::string find_cases() {
       if (at == at.parent_path()) break;
     }
   }
-#ifdef TWOFOUR_CASES
-  if (fs::is_directory(TWOFOUR_CASES, error)) return TWOFOUR_CASES;
-#endif
   return "";
 }
 
@@ -36,7 +33,8 @@ std::string find_cases() {
 int report(const Status& status, bool json) {
   std::fprintf(stderr, "twofour: %s\n", status.message().c_str());
   if (json)
-    print_json(Json{{"error", {{"code", to_string(status.code())}, {"message", status.message()}}}});
+    print_json(
+        Json{{"error", {{"code", to_string(status.code())}, {"message", status.message()}}}});
   return kExitBadUse;
 }
 

@@ -21,7 +21,7 @@ Format format_of(DType dtype) {
     case DType::kF16:
       return {0x1p-11, 0x1p-25, 65504};
     case DType::kBF16:
-      return {0x1p-9, 0x1p-134, 3.3895e38};
+      return {0x1p-8, 0x1p-134, 3.3895e38};
     default:
       return {0x1p-24, 0x1p-150, 3.4028234e38};
   }

@@ -36,10 +36,10 @@ int info(bool json) {
     for (const Kernel& row : kernels())
       rows.push_back({{"id", row.id}, {"arch", row.arch}, {"forced_only", row.forced_only}});
     print_json(Json{{"version", twofour_version_string()},
-               {"device", to_json(*device)},
-               {"targets", targets},
-               {"environment", variables},
-               {"kernels", rows}});
+                    {"device", to_json(*device)},
+                    {"targets", targets},
+                    {"environment", variables},
+                    {"kernels", rows}});
     return kExitOk;
   }
   print(fmt::format("twofour {}\ndevice: {}, {}, {} {}, about {:.0f} GFLOPS fp32\n",

@@ -19,6 +19,7 @@ struct Options {
   std::string filter;
   std::vector<std::string> targets;
   bool json = false;
+  bool coverage = false;
   std::size_t show = 20;
 };
 
@@ -29,8 +30,8 @@ Result<Device> device_for(const std::string& target) {
 }
 
 /// Rows that no case ran, or that have a pattern or product and never met a pruned block: what they
-/// are for has not been tested. Only asked of the whole set of cases.
-void require_coverage(const std::vector<Family>& rows, const std::string& target, Tally* tally) {
+/// are for has not been tested. Asked of the whole set of cases, not of a choice.
+void require_coverage(const Selection& rows, const std::string& target, Tally* tally) {
   const auto require = [&](const Kernel& row, bool prunes) {
     const RowTally& own = tally->rows[row.id];
     if (own.failed > 0 || (own.passed > 0 && (!prunes || own.pruned_pairs > 0))) return;
@@ -39,7 +40,7 @@ void require_coverage(const std::vector<Family>& rows, const std::string& target
     tally->failures.push_back({row.id, target, "", what});
     ++tally->rows[row.id].failed;
   };
-  for (const Family& family : rows)
+  for (const Family& family : rows.families)
     for (const Kernel* row : {family.row, family.twin})
       if (row != nullptr) require(*row, true);
   require(ref::reference_kernel(), false);
@@ -59,12 +60,14 @@ Json rows_json(const Tally& tally, const std::string& target) {
   return rows;
 }
 
-std::string table(const Tally& tally, const std::string& target) {
+std::string table(const Tally& tally, const std::string& target, bool whole) {
   std::string text = fmt::format("{:<42} {:>7} {:>7} {:>7}  {:>11} {:>11}\n", "on " + target,
                                  "passed", "failed", "refused", "worst error", "decision");
-  for (const auto& [id, row] : tally.rows)
+  for (const auto& [id, row] : tally.rows) {
+    if (!whole && row.passed + row.failed == 0) continue;
     text += fmt::format("{:<42} {:>7} {:>7} {:>7}  {:>11.3f} {:>11.3f}\n", id, row.passed,
                         row.failed, row.refused, row.worst_error, row.worst_decision);
+  }
   return text;
 }
 
@@ -75,12 +78,12 @@ Result<std::vector<std::string>> chosen_targets(const Options& options) {
 }
 
 int verify(const Options& options) {
-  const bool whole =
-      options.source.words.empty() && options.source.path.empty() && options.filter.empty();
+  const bool whole = options.coverage || (options.source.words.empty() &&
+                                          options.source.path.empty() && options.filter.empty());
   const Result<std::vector<io::Case>> cases = options.source.load("");
   if (!cases.ok()) return report(cases.status(), options.json);
-  const std::vector<Family> rows = families(options.filter);
-  if (rows.empty())
+  const Selection rows = select_rows(options.filter);
+  if (rows.families.empty() && !rows.reference)
     return report({Code::kNotFound, "no kernel id contains '" + options.filter + "'"},
                   options.json);
   const Result<std::vector<std::string>> targets = chosen_targets(options);
@@ -99,7 +102,7 @@ int verify(const Options& options) {
     for (const auto& [id, row] : tally.rows) checks += row.passed + row.failed;
     for (const Json& row : rows_json(tally, device->arch)) document["rows"].push_back(row);
     failures.insert(failures.end(), tally.failures.begin(), tally.failures.end());
-    if (!options.json) print(table(tally, device->arch));
+    if (!options.json) print(table(tally, device->arch, whole));
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -139,6 +142,9 @@ void add_verify(CLI::App& app, int* exit_code) {
                    "instruction sets to run on, separated by commas; all: those of this machine")
       ->delimiter(',');
   command->add_option("--show", options->show, "failures to print (default 20)");
+  command->add_flag("--coverage", options->coverage,
+                    "a kernel that no case exercises is a failure; on without CASE, --cases and "
+                    "--filter");
   command->add_flag("--json", options->json, "print one JSON document");
   command->callback([options, exit_code] { *exit_code = verify(*options); });
 }

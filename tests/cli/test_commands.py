@@ -1,0 +1,151 @@
+"""The other sub-commands: what they print, what they exit with, and Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+CASE = ("heads=2/1", "dim=16", "len=40x600", "causal=bottom_right")
+
+
+def test_version_and_help(cli):
+    assert cli("--version").stdout.startswith("twofour 0.")
+    for command in ("attend", "verify", "bench", "explain", "info"):
+        assert command in cli("--help").stdout
+        assert "--json" in cli(command, "--help").stdout
+
+
+@pytest.mark.parametrize("words", [(), ("bogus",), ("info", "extra"), ("bench", "--repeat", "0")])
+def test_bad_usage(cli, words):
+    cli(*words, code=2)
+
+
+def test_info(cli):
+    info = json.loads(cli("info", "--json").stdout)
+    ids = [row["id"] for row in info["kernels"]]
+    assert ids[-1] == "attention.ref" and "attention.cpu.int8.pair" in ids
+    present = [target["name"] for target in info["targets"] if target["present"]]
+    assert info["device"]["arch"] in present
+    assert {"TWOFOUR_CPU_TARGET", "TWOFOUR_NUM_THREADS"} <= {v["name"] for v in info["environment"]}
+    text = cli("info").stdout
+    assert all(name in text for name in ids + present)
+
+
+def test_environment_is_obeyed_and_checked(cli):
+    info = json.loads(cli("info", "--json").stdout)
+    for target in info["targets"]:
+        env = {"TWOFOUR_CPU_TARGET": target["name"], "TWOFOUR_NUM_THREADS": "1"}
+        if target["present"]:
+            device = json.loads(cli("info", "--json", env=env).stdout)["device"]
+            assert device["arch"] == target["name"] and device["threads"] == 1
+        else:
+            cli("info", env=env, code=2)
+    for name, value in {"TWOFOUR_CPU_TARGET": "avx9", "TWOFOUR_NUM_THREADS": "0"}.items():
+        assert name in cli("info", env={name: value}, code=2).stderr
+
+
+def test_explain(cli):
+    document = json.loads(cli("explain", "mode=int8", *CASE, "--json").stdout)
+    (plan,) = document["plans"]
+    assert plan["sparsity"] == "int8/pair128/s1/l0" and plan["kernel"] == "attention.cpu.int8.pair"
+    chosen = [row for row in plan["candidates"] if row["chosen"]]
+    assert [row["kernel"] for row in chosen] == [plan["kernel"]]
+    assert all("why_not" in row or row["seconds"] > 0 for row in plan["candidates"])
+    assert "* attention.cpu.int8.pair" in cli("explain", "mode=int8", *CASE).stdout
+    assert len(json.loads(cli("explain", "mode=score,dual", *CASE, "--json").stdout)["plans"]) == 2
+    forced = cli("explain", "mode=int8", *CASE, "--kernel", "attention.ref", "--json").stdout
+    assert json.loads(forced)["plans"][0]["kernel"] == "attention.ref"
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ((), "expected a case"),
+        (("mode=fast",), 'got "fast"'),
+        (("len=3x-1",), "cannot read 'len=3x-1'"),
+        (("size=3x3",), "unknown key 'size'"),
+        (("dim=16", "dim=32"), "came before"),
+        (("3x3",), "expected key=value"),
+        (("heads=3/2", "len=3x3"), "multiple of heads_kv"),
+        (("dim=7", "len=3x3"), "head_dim 7"),
+        (("--cases", "none.cases"), "none.cases"),
+        (("dim=8", "--cases", "x"), "got both"),
+    ],
+)
+def test_explain_refuses(cli, words, says):
+    assert says in cli("explain", *words, code=2).stderr
+
+
+def test_verify_one_case(cli):
+    document = json.loads(cli("verify", "mode=refined", *CASE, "--json").stdout)
+    rows = {row["kernel"]: row for row in document["rows"]}
+    assert document["ok"] and document["failures"] == []
+    for name in ("attention.cpu.nm24.pair", "attention.cpu.nm24.pair.trace"):
+        assert rows[name]["passed"] == 1 and rows[name]["pruned_pairs"] > 0
+        assert 0 < rows[name]["worst_error"] <= 1
+    assert rows["attention.cpu.exact.none"]["refused"] == 1
+
+
+def test_verify_fails_when_a_row_is_not_exercised(cli):
+    result = cli("verify", "mode=score", *CASE, "--coverage", "--json", code=1)
+    document = json.loads(result.stdout)
+    missed = {failure["kernel"] for failure in document["failures"]}
+    assert not document["ok"]
+    assert "attention.cpu.int8.pair" in missed and "attention.cpu.exact.pair" not in missed
+    assert (
+        "FAILED attention.cpu.int8.pair"
+        in cli("verify", "mode=score", *CASE, "--coverage", code=1).stdout
+    )
+
+
+def test_verify_notices_a_row_without_pruned_blocks(cli):
+    words = ("mode=score", "dim=16", "len=40x40", "--coverage", "--filter", "exact.pair", "--json")
+    document = json.loads(cli("verify", *words, code=1).stdout)
+    assert any("pruned block" in failure["message"] for failure in document["failures"])
+
+
+def test_verify_refuses(cli, tmp_path):
+    (tmp_path / "bad.cases").write_text("# fine\nmode=score len=3x3\nmode=score len=\n")
+    assert "bad.cases:3: cannot read" in cli("verify", "--cases", "bad.cases", code=2).stderr
+    (tmp_path / "empty").mkdir()
+    assert "found none" in cli("verify", "--cases", "empty", code=2).stderr
+    assert "avx9" in cli("verify", "mode=score", *CASE, "--target", "avx9", code=2).stderr
+    assert "nope" in cli("verify", "mode=score", *CASE, "--filter", "nope", code=2).stderr
+
+
+def test_bench(cli):
+    words = ("bench", "mode=score,int8", *CASE, "--repeat", "3")
+    document = json.loads(cli(*words, "--json").stdout)
+    assert [row["sparsity"] for row in document["rows"]] == [
+        "exact/pair128/s1/l0",
+        "int8/pair128/s1/l0",
+    ]
+    for row in document["rows"]:
+        for times in (row["warm"], row["cold"], row["dense"]):
+            assert 0 < times["min_s"] <= times["median_s"] <= times["max_s"]
+        assert row["ratio_min"] <= row["ratio_vs_dense"] <= row["ratio_max"]
+        assert row["dense_equivalent_gflops"] > 0 and 0 < row["pruned_share"] <= 1
+    assert "x dense" in cli(*words).stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_is_one_line(program, tmp_path, number):
+    words = ["bench", "mode=dense", "dim=64", "len=2048x2048", "--repeat", "1000", "--json"]
+    process = subprocess.Popen(
+        [program, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(1)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (2, "", "twofour: interrupted\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_under_stdout(program):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([program, "info"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "twofour: cannot write the output: No space left on device\n"
