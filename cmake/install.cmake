@@ -59,4 +59,5 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/twofour.pc
 
 if(TARGET twofour_cli)
   install(TARGETS twofour_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+  install(DIRECTORY cases DESTINATION ${CMAKE_INSTALL_DATADIR}/twofour COMPONENT tools)
 endif()

@@ -82,10 +82,10 @@ def cpp(filter: str) -> Counts:
 
 
 def python(filter: str) -> Counts:
-    """Python tests"""
+    """Python and command-line tests"""
     report = RESULTS / "python.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "tests/python", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "tests/python", "tests/cli", f"--junitxml={report}"]
     code = run(*command, *(["-k", filter] if filter else []))
     return read_junit(report, 0 if filter and code == 5 else code)
 
