@@ -65,16 +65,22 @@ def test_paths(tmp_path):
 
 
 def test_semantics(tmp_path):
+    def found(text: str) -> str:
+        write(tmp_path, "docs/semantics.md", text)
+        return "\n".join(docs.semantics_findings(tmp_path))
+
     rules = "".join(f"## {rule}. Rule\n" for rule in range(1, 11))
-    rows = "".join(f"| {rule}. Rule | `src/ref/a.cc` |\n" for rule in range(1, 11))
-    write(tmp_path, "docs/semantics.md", rules + rows)
-    assert list(docs.semantics_findings(tmp_path)) == []
-    write(tmp_path, "docs/semantics.md", rules + rows.replace("| 7. Rule |", "| Rule |"))
-    assert "no row for rule 7" in "".join(docs.semantics_findings(tmp_path))
-    write(tmp_path, "docs/semantics.md", rules + rows.replace("`src/ref/a.cc`", "-", 1))
-    assert "rule 1 names no file" in "".join(docs.semantics_findings(tmp_path))
-    write(tmp_path, "docs/semantics.md", rules.replace("## 10. ", "## 11. ") + rows)
-    assert "expected rules 1 to 10" in "".join(docs.semantics_findings(tmp_path))
+    rows = "".join(f"| {rule} Rule | `src/ref/a.cc` | `test_a.cc` |\n" for rule in range(1, 9))
+    rows += "| 9 rule, 10 rule | `src/ref/a.cc` | |\n"
+    write(tmp_path, "src/ref/a.cc", "")
+    write(tmp_path, "tests/cpp/test_a.cc", "")
+    assert found(rules + rows) == ""
+    assert found(rules + rows.replace("| 7 Rule |", "| Rule |")).endswith("no row for rule 7")
+    assert "rule 1 names no file" in found(
+        rules + rows.replace("`src/ref/a.cc` | `test_a.cc`", "never | ", 1)
+    )
+    assert "`test_b.cc` does not exist" in found(rules + rows.replace("test_a", "test_b", 1))
+    assert "expected rules 1 to 10" in found(rules.replace("## 10. ", "## 11. ") + rows)
 
 
 def test_environment(tmp_path):

@@ -132,12 +132,32 @@ def fuzz(filter: str) -> Counts:
     return read_junit(report, run("tests/fuzz/run.sh", "--output-junit", report))
 
 
+def mutation(filter: str) -> Counts:
+    """planted breaks, one or more per semantic rule, that the C++ tests must notice"""
+    command = [sys.executable, ROOT / "tests/mutation/run.py", "--jobs", JOBS]
+    command += ["--only", filter] if filter else []
+    output = []
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as runner:
+        for line in runner.stdout:
+            print(line, end="", flush=True)
+            output.append(line)
+    closing = re.match(r"(\d+) of (\d+) planted breaks noticed", output[-1] if output else "")
+    if not closing:
+        return Counts(failed=1)  # it could not start: its own message stands above
+    noticed, planted = int(closing[1]), int(closing[2])
+    return Counts(noticed, planted - noticed + (runner.returncode != 0 and noticed == planted))
+
+
 SUITES: dict[str, Callable[[str], Counts]] = {
     "cpp": cpp,
     "verify": verify,
     "python": python,
+    "cli": cli,
     "fuzz": fuzz,
     "asan": asan,
+    "mutation": mutation,
 }
 QUICK = ("cpp", "python")
 
