@@ -16,7 +16,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   FUZZ_CHECK(tensor->bytes.size() ==
              static_cast<std::uint64_t>(tensor->numel()) * size_of(tensor->dtype));
+  // The data is all that follows the header, to the last byte of the file.
   FUZZ_CHECK(tensor->bytes.size() < size);
+  FUZZ_CHECK(tensor->bytes.empty() || std::memcmp(data + size - tensor->bytes.size(),
+                                                  tensor->bytes.data(), tensor->bytes.size()) == 0);
   const std::string head = io::npy_header(*tensor);
   FUZZ_CHECK(head.size() % 64 == 0);
   std::vector<std::byte> written(head.size() + tensor->bytes.size());

@@ -25,7 +25,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                static_cast<std::uint64_t>(tensor->numel()) * size_of(tensor->dtype));
     tensors[name] = *std::move(tensor);
   }
-  FUZZ_CHECK(total + 8 <= size);
+  // No hole, no overlap, no rest: the tensors fill the file.
+  std::uint64_t length = 0;
+  std::memcpy(&length, data, sizeof length);
+  FUZZ_CHECK(8 + length + total == size);
   FUZZ_CHECK(file->contains("no such tensor") ||
              file->read("no such tensor").status().code() == Code::kNotFound);
 
