@@ -80,7 +80,7 @@ class Sampler:
                     calibration=calibration,
                 )  # fmt: skip
                 difference = (traced.o[0].float() - exact).double()
-                mass = (weights * traced.kept).sum((1, 2), dtype=torch.float64)
+                mass = weights.masked_fill(~traced.kept, 0).sum(-1).double().sum(-1)
                 rows = torch.full_like(mass, end - begin)
                 square = exact.double().square().sum((1, 2))
                 part = [difference.square().sum((1, 2)), square, mass, rows]
