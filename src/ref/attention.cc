@@ -113,7 +113,7 @@ class HeadRun {
         return inputs_.live(s_, head_, row.i, j);
       });
       if (!live) continue;
-      if (!finite_[j] || (!keys_.scale.empty() && std::isnan(keys_.scale[block]))) return true;
+      if (!finite_[j] || (!keys_.scale.empty() && !std::isfinite(keys_.scale[block]))) return true;
     }
     return false;
   }

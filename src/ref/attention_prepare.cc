@@ -56,6 +56,7 @@ void prepare_sequence(const Inputs& inputs, const Sequence& s, std::int64_t kv_h
         amax = std::max(amax, std::fabs(inputs.k(s, j, kv_head, d) - mean[d]));
       }
     }
+    poisoned |= std::isinf(amax);  // a difference of finite numbers may overflow
     float scale = amax / 127.0f;
     if (scale == 0) scale = 1;
     const std::int64_t number = out->block_offset[s.index] + begin / out->block;

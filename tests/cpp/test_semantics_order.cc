@@ -95,19 +95,20 @@ TEST(Drop, RowsOfAnotherUnitAreNotAsked) {
 }
 
 TEST(Drop, UnitsAreAlignedByPosition) {
-  // Causal with 100 rows and 228 keys: rows at 128 .. 227, of units 128 .. 191 and 192 .. 255.
-  AttentionProblem problem = ScoreCase::problem_of(100, 228, "exact/none64/s1/l0/d5");
+  // Causal with 100 rows and 250 keys: rows at positions 150 .. 249, so that row 42, at 192, opens
+  // a row block and its only unit. Blocks 1 and 2 are pruned for it.
+  AttentionProblem problem = ScoreCase::problem_of(100, 250, "exact/none64/s1/l0/d5");
   problem.causal = true;
   ScoreCase s(problem);
   s.scores(0, 64, 10);
-  s.mark_row(63);  // position 191: row block 0 has no pruned block
-  s.mark_row(64);  // position 192: row block 1, diagonal from block 3
+  s.mark_row(43);
   s.marked_score(70, 6);
   const ref::Output out = s.run();
-  EXPECT_EQ(out.decisions.unit_at(0, 63, 2), kPlain);
-  EXPECT_EQ(out.decisions.unit_at(0, 64, 2), kPruned);
-  EXPECT_EQ(out.decisions.unit_at(0, 99, 2), kPruned);
-  EXPECT_EQ(out.decisions.unit_at(0, 64, 3), kDropped);
+  EXPECT_EQ(out.decisions.unit_at(0, 41, 2), kPlain);
+  for (std::int64_t row : {42, 43, 63, 64, 99}) {
+    EXPECT_EQ(out.decisions.unit_at(0, row, 2), kPruned) << row;
+    EXPECT_EQ(out.decisions.unit_at(0, row, 3), kDropped) << row;
+  }
 }
 
 TEST(Drop, IsStrict) {

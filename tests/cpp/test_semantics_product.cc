@@ -256,12 +256,14 @@ TEST(Int8, ANonFiniteLiveKeyMakesItsBlocksScaleNaN) {
 }
 
 TEST(Int8, ANonFiniteQueryRowIsNaNAndNoOther) {
-  AttentionCase c = int8_case(64);
-  c.q.set(0, 1, 0, 2, std::numeric_limits<double>::infinity());
-  const ref::Output out = run_reference(c);
-  EXPECT_TRUE(std::isfinite(out.lse[0]));
-  EXPECT_TRUE(std::isnan(out.lse[1]));
-  EXPECT_TRUE(std::isnan(out.o[8]));
+  for (double value : {kNaN, std::numeric_limits<double>::infinity()}) {
+    AttentionCase c = int8_case(64);
+    c.q.set(0, 1, 0, 2, value);
+    const ref::Output out = run_reference(c);
+    EXPECT_TRUE(std::isfinite(out.lse[0]));
+    EXPECT_TRUE(std::isnan(out.lse[1]));
+    EXPECT_TRUE(std::isnan(out.o[8]));
+  }
 }
 
 TEST(Int8, TheLseGetsTheMeanBack) {
