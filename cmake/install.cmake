@@ -36,10 +36,8 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/twofour-config.cmake
 
 # A static library leaves the linking of what it needs to its user, with or without
 # `pkg-config --static`, since there is no shared one to ask for.
-set(pc_requires "")
 set(pc_libs "")
 if(twofour_type STREQUAL "STATIC_LIBRARY")
-  set(pc_requires libhwy)
   foreach(library IN LISTS OpenMP_CXX_LIB_NAMES ITEMS m)
     string(APPEND pc_libs " -l${library}")
   endforeach()

@@ -41,7 +41,7 @@ struct AttentionProblem {
   std::int64_t batch = 1;     // sequences; with `packed`, len(cu_seqlens) - 1
   std::int64_t heads_q = 1;
   std::int64_t heads_kv = 1;     // divides heads_q
-  std::int64_t head_dim = 64;    // of Q and K; a multiple of 8 in 8..512 on the CPU
+  std::int64_t head_dim = 64;    // of Q and K; a multiple of 8 in 8..256 on the CPU
   std::int64_t head_dim_v = 64;  // of V and O
   std::int64_t seqlen_q = 0;     // M; with `packed`, the longest
   std::int64_t seqlen_k = 0;     // N; with `packed`, the longest

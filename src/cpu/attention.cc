@@ -174,17 +174,17 @@ Status launch(const Kernel&, const Launch& launch) {
 std::string why_not(const Kernel& kernel, const AttentionProblem& p, const Device& device) {
   if (device.kind != DeviceKind::kCpu) return "runs on the CPU only";
   if (find_target(device.arch).bit == 0) return "not built for " + device.arch;
+  for (const auto& [name, dim] :
+       {std::pair{"head_dim", p.head_dim}, std::pair{"head_dim_v", p.head_dim_v}})
+    if (dim % 8 != 0 || dim < 8 || dim > kMaxHeadDim)
+      return std::string("unsupported: ") + name + " " + std::to_string(dim) +
+             ", supported are the multiples of 8 from 8 to " + std::to_string(kMaxHeadDim);
   if (p.sparsity.qk != kernel.config.qk)
     return std::string("computes the ") + to_string(kernel.config.qk) + " product only";
   if (p.sparsity.score != kernel.config.score)
     return std::string("prunes scores by ") + to_string(kernel.config.score) + " only";
   if (p.trace != kernel.config.trace)
     return kernel.config.trace ? "a debugging row, for traced problems" : "writes no decisions";
-  for (const auto& [name, dim] :
-       {std::pair{"head_dim", p.head_dim}, std::pair{"head_dim_v", p.head_dim_v}})
-    if (dim % 8 != 0 || dim < 8 || dim > kMaxHeadDim)
-      return std::string("unsupported: ") + name + " " + std::to_string(dim) +
-             "; supported are the multiples of 8 from 8 to " + std::to_string(kMaxHeadDim);
   return "";
 }
 

@@ -2,8 +2,6 @@
 
 #include "cpu/simd.h"
 
-#include <hwy/targets.h>
-
 namespace twofour::cpu {
 namespace {
 
@@ -23,6 +21,23 @@ constexpr NamedTarget kTargets[] = {
     {"neon", {HWY_NEON, false, 4}},
 #endif
 };
+
+// What this machine and its operating system support, as Highway's bits.
+std::int64_t machine_targets() {
+#if HWY_ARCH_X86
+  std::int64_t bits = 0;
+  if (__builtin_cpu_supports("sse4.2")) bits |= HWY_SSE4;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("bmi2"))
+    bits |= HWY_AVX2;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    bits |= HWY_AVX3;
+  return bits;
+#else
+  return HWY_TARGETS;
+#endif
+}
 
 bool machine_has_vnni() {
 #if HWY_ARCH_X86
@@ -44,7 +59,7 @@ std::vector<std::string> names_of(std::int64_t bits, bool vnni) {
 std::vector<std::string> built_targets() { return names_of(HWY_TARGETS, true); }
 
 std::vector<std::string> supported_targets() {
-  return names_of(HWY_TARGETS & hwy::SupportedTargets(), machine_has_vnni());
+  return names_of(HWY_TARGETS & machine_targets(), machine_has_vnni());
 }
 
 Target find_target(const std::string& name) {

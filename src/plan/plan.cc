@@ -48,12 +48,23 @@ Status unknown_kernel(const std::string& id) {
   return {Code::kNotFound, "kernel: expected one of " + known + ", got \"" + id + "\""};
 }
 
+// Reasons in the order of the registry, each with all the kernels that gave it.
 Status refused_by_all(const std::vector<Candidate>& candidates) {
+  std::vector<std::pair<std::string, std::string>> reasons;
+  for (const Candidate& candidate : candidates) {
+    const std::string reason =
+        candidate.why_not.empty() ? kOnlyByName : "refused, " + candidate.why_not;
+    auto found = std::find_if(reasons.begin(), reasons.end(),
+                              [&](const auto& entry) { return entry.first == reason; });
+    if (found == reasons.end())
+      reasons.emplace_back(reason, candidate.kernel_id);
+    else
+      found->second += ", " + candidate.kernel_id;
+  }
   std::string text = "no kernel serves this problem";
   const char* separator = ": ";
-  for (const Candidate& candidate : candidates) {
-    text += separator + candidate.kernel_id + " ";
-    text += candidate.why_not.empty() ? kOnlyByName : "refused, " + candidate.why_not;
+  for (const auto& [reason, ids] : reasons) {
+    text += separator + reason + " (" + ids + ")";
     separator = "; ";
   }
   return {Code::kUnsupported, text};

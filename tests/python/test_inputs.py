@@ -68,7 +68,7 @@ def test_row_1_head_dims_that_may_be_unsupported(d):
     try:
         check_dense(q, k, v)
     except twofour.UnsupportedError as error:
-        assert f"unsupported: head_dim {d}; supported are the multiples of 8" in str(error)
+        assert f"unsupported: head_dim {d}, supported are the multiples of 8" in str(error)
     check_dense(q, k, v, kernel=REFERENCE)
 
 
