@@ -5,9 +5,9 @@ SDPA, mode, ...), so that a slow moment hits both. A ratio is the time of SDPA o
 call after it; the median and the extremes over the repetitions are reported. Preparing K
 (quantisation, change of basis) is inside the timed call.
 
-The inputs are random, scaled so that scores have the standard deviation --score-std. Speed does not
-depend on the values, with one exception: how many units `refined` recomputes. Flat scores would
-make it recompute nearly all of them, real ones about a quarter, so the share stands in every row.
+Inputs are random (scores of standard deviation --score-std) and, at head_dim 64, captured from a
+real model on a real text (bench/inputs.py). Only `refined` depends on the values: the share of
+units that it recomputed stands in every row.
 """
 
 import argparse
@@ -21,27 +21,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import twofour
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import inputs  # a neighbour, not a package
+
 ROOT = Path(__file__).resolve().parents[1]
-
-
-class Basis(NamedTuple):
-    """A calibration of random orthogonal bases: costs what a real one costs."""
-
-    t_q: torch.Tensor  # [Hkv,D,D]
-    t_k: torch.Tensor  # [Hkv,D,D]
-    w: torch.Tensor | None = None
-
-
-def random_basis(heads: int, head_dim: int) -> Basis:
-    basis = torch.linalg.qr(torch.randn(heads, head_dim, head_dim))[0].contiguous()
-    return Basis(basis, basis.clone())
 
 
 def seconds_of(function: Callable[[], Any]) -> float:
@@ -50,38 +40,45 @@ def seconds_of(function: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measure(mode: str, seqlen: int, head_dim: int, options: argparse.Namespace) -> dict[str, Any]:
-    torch.manual_seed(0)
-    batch_heads = [1, options.heads, seqlen, head_dim]
-    kv_shape = [1, options.kv_heads, seqlen, head_dim]
-    # Scores are q.k / sqrt(D), of standard deviation 1 for unit normal q and k.
-    q = torch.randn(batch_heads) * options.score_std
-    k, v = torch.randn(kv_shape), torch.randn(kv_shape)
+def measure(mode: str, problems: list[inputs.Problem], repeats: int, source: str) -> dict[str, Any]:
+    """One row: all problems are one repetition, SDPA and the mode in turn for each."""
+    seqlen, head_dim = problems[0].q.shape[2:]
     sparsity = twofour.Sparsity.parse(mode, head_dim)
-    basis = random_basis(options.kv_heads, head_dim) if sparsity.needs_calibration else None
-    call = {"mode": sparsity, "causal": True, "layout": "bhmd", "calibration": basis}
+    counts = torch.zeros(len(twofour.STATS_FIELDS), dtype=torch.int64)
+    calls = []
+    for problem in problems:
+        expanded = problem.expanded()
 
-    def sdpa() -> torch.Tensor:
-        return F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=options.heads != options.kv_heads
-        )
+        def sdpa(qkv: tuple = expanded) -> torch.Tensor:
+            return F.scaled_dot_product_attention(*qkv, is_causal=True)
 
-    def ours() -> torch.Tensor:
-        return twofour.attention(q, k, v, **call)
+        call = {"mode": sparsity, "causal": True, "layout": "bhmd"}
+        call["calibration"] = problem.basis if sparsity.needs_calibration else None
 
-    sdpa()
-    _, counts = twofour.attention(q, k, v, return_stats=True, **call)  # warms up as well
-    stats = dict(zip(twofour.STATS_FIELDS, counts.tolist(), strict=True))
-    pairs = [(seconds_of(sdpa), seconds_of(ours)) for _ in range(options.repeats)]
+        def ours(problem: inputs.Problem = problem, call: dict = call) -> torch.Tensor:
+            return twofour.attention(problem.q, problem.k, problem.v, **call)
+
+        sdpa()
+        _, stats = twofour.attention(*problem[:3], return_stats=True, **call)  # warms up as well
+        counts += stats
+        calls.append((sdpa, ours))
+    pairs = []
+    for _ in range(repeats):
+        times = [(seconds_of(sdpa), seconds_of(ours)) for sdpa, ours in calls]
+        pairs.append(tuple(sum(column) for column in zip(*times, strict=True)))
     ratios = [a / b for a, b in pairs]
     sdpa_s, ours_s = (statistics.median(times) for times in zip(*pairs, strict=True))
+    stats = dict(zip(twofour.STATS_FIELDS, counts.tolist(), strict=True))
     flop = 4 * stats["live_pairs"] * head_dim  # two products, two operations per multiply-add
     units = max(stats["units"], 1)
     return {
         "mode": mode,
         "sparsity": str(sparsity),
+        "inputs": source,
         "seqlen": seqlen,
         "head_dim": head_dim,
+        "heads": problems[0].q.size(1),
+        "kv_heads": problems[0].k.size(1),
         "threads": torch.get_num_threads(),
         "ratio_vs_sdpa": round(statistics.median(ratios), 3),
         "ratio_min": round(min(ratios), 3),
@@ -93,7 +90,7 @@ def measure(mode: str, seqlen: int, head_dim: int, options: argparse.Namespace) 
         "pruned_share": round(stats["pruned_pairs"] / stats["live_pairs"], 4),
         "refined_share": round(stats["refined"] / units, 4),
         "dropped_share": round(stats["dropped"] / units, 4),
-        "kernel": twofour.explain(q, k, v, **call).kernel,
+        "kernel": twofour.explain(*problems[0][:3], **call).kernel,
     }
 
 
@@ -121,8 +118,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         "command": " ".join(["./dev bench cpu", *sys.argv[1:]]),
         "dtype": "fp32",
         "causal": True,
-        "heads": options.heads,
-        "kv_heads": options.kv_heads,
+        "captured_layers": list(inputs.LAYERS),
         "score_std": options.score_std,
         "repeats": options.repeats,
     }
@@ -167,6 +163,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, help="default: what torch would use")
     parser.add_argument("--repeats", type=positive, default=7)
     parser.add_argument("--score-std", type=float, default=8.0)
+    captured = {"action": argparse.BooleanOptionalAction, "default": True}
+    parser.add_argument("--captured", **captured, help="also time a real model's activations")
     parser.add_argument("--report", type=Path, help="report.json whose quality figures to add")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/results/cpu.json")
     options = parser.parse_args()
@@ -182,21 +180,28 @@ def main() -> int:
     options = parse_options()
     if options.threads:
         torch.set_num_threads(options.threads)
-    print(f"{'mode':8} {'sparsity':24} {'seqlen':>6} {'D':>4}  ratio to SDPA (min .. max)")
+    print(f"{'mode':8} {'sparsity':24} {'inputs':8} {'seqlen':>6} {'D':>4}  ratio to SDPA")
     rows = []
+
+    def add(problems: list[inputs.Problem], source: str) -> None:
+        for mode in options.modes:
+            row = measure(mode, problems, options.repeats, source)
+            rows.append(row)
+            print(
+                f"{mode:8} {row['sparsity']:24} {source:8} {row['seqlen']:6} {row['head_dim']:4}  "
+                f"{row['ratio_vs_sdpa']:.2f} ({row['ratio_min']:.2f} .. {row['ratio_max']:.2f})  "
+                f"{row['dense_equivalent_gflops']:.0f} GFLOPS, SDPA {row['sdpa_gflops']:.0f}; "
+                f"refined {row['refined_share']:.0%}",
+                flush=True,
+            )
+
+    shape = options.heads, options.kv_heads, options.score_std
     with torch.no_grad():
-        for head_dim in options.head_dim:
-            for seqlen in options.seqlen:
-                for mode in options.modes:
-                    row = measure(mode, seqlen, head_dim, options)
-                    rows.append(row)
-                    print(
-                        f"{mode:8} {row['sparsity']:24} {seqlen:6} {head_dim:4}  "
-                        f"{row['ratio_vs_sdpa']:.2f} ({row['ratio_min']:.2f} .. "
-                        f"{row['ratio_max']:.2f})  {row['dense_equivalent_gflops']:.0f} GFLOPS, "
-                        f"SDPA {row['sdpa_gflops']:.0f}; refined {row['refined_share']:.0%}",
-                        flush=True,
-                    )
+        for seqlen in options.seqlen:
+            if options.captured and 64 in options.head_dim:
+                add(inputs.captured_problems(seqlen), "captured")
+            for head_dim in options.head_dim:
+                add([inputs.random_problem(seqlen, head_dim, *shape)], "random")
     if options.report:
         add_quality(rows, options.report)
     write_atomically(options.out, facts(options) | {"rows": rows})
