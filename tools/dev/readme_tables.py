@@ -73,18 +73,21 @@ def speed(bench: dict[str, Any]) -> str:
         [
             f"`{row['mode']}`",
             f"`{row['sparsity']}`",
+            row["inputs"],
             str(row["seqlen"]),
             str(row["head_dim"]),
+            f"{row['heads']}/{row['kv_heads']}",
             f"**{row['ratio_vs_sdpa']:.2f}x**",
             f"{row['ratio_min']:.2f} to {row['ratio_max']:.2f}",
             refined(row),
         ]
         for row in bench["rows"]
     ]
-    header = ["mode", "sparsity", "keys", "head_dim", "against SDPA", "min to max", "refined"]
+    header = ["mode", "sparsity", "inputs", "keys", "head_dim", "heads"]
+    header += ["against SDPA", "min to max", "refined"]
     threads = sorted({row["threads"] for row in bench["rows"]})
     caption = (
-        f"Attention alone, {bench['dtype']}, causal, {bench['heads']} heads, "
+        f"Attention alone, {bench['dtype']}, causal, query/KV heads as given, "
         f"{'/'.join(map(str, threads))} threads, median of {bench['repeats']} turns with torch "
         f"{bench['versions']['torch']}'s SDPA. {machine_text(bench['machine'])}; {bench['date']}."
         + command_text(bench)
