@@ -232,6 +232,7 @@ Status save_calibration(const std::string& path, const Calibration& calibration)
     add("w", {heads, dim}, layer.w);
   }
   std::vector<std::pair<std::string, const Tensor*>> views;
+  views.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) views.emplace_back(name, &tensor);
   return write_safetensors(path, views,
                            {{"format", kFormat},
