@@ -150,7 +150,7 @@ def test_shell(tree):
 )
 def test_compile_cost(tree, record, expected):
     assert "not built" in next(check.cost())
-    command = {"directory": str(tree), "file": str(tree / "a.cc"), "output": "a.o"}
+    command = {"directory": str(tree), "file": str(tree / "a.cc"), "command": "g++ -o a.o"}
     for build in ("release", "python"):
         write(tree, f"build/{build}/compile_commands.json", json.dumps([command]))
     if record:

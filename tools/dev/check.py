@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -188,7 +189,8 @@ def cost() -> Iterator[str]:
             yield f"{os.path.relpath(build, ROOT)}:1: not built; run ./dev build"
     for command in [command for commands in builds.values() for command in commands]:
         name = os.path.relpath(command["file"], ROOT)
-        path = Path(command["directory"], command["output"] + ".cost")
+        words = shlex.split(command["command"])
+        path = Path(command["directory"], words[words.index("-o") + 1] + ".cost")
         if not path.exists():
             yield f"{name}:1: no compile cost recorded; run ./dev build"
             continue

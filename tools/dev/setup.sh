@@ -197,8 +197,9 @@ package_inputs() {
 pip_install_package() {
   # The libraries come from requirements/, so pip neither resolves nor isolates. pyproject.toml keeps
   # the build folder, which makes a second build incremental.
-  (cd "$root" && CMAKE_BUILD_PARALLEL_LEVEL=$(jobs) CMAKE_CXX_COMPILER_LAUNCHER=$launcher \
-    PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install --no-build-isolation --no-deps --force-reinstall .)
+  (cd "$root" && CMAKE_BUILD_PARALLEL_LEVEL=$(jobs) PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    "$venv/bin/python" -m pip install --no-build-isolation --no-deps --force-reinstall \
+    --config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER="$launcher" .)
 }
 
 install_package() {
