@@ -37,7 +37,7 @@ class Quality:
     @property
     def kl(self) -> float:
         """KL(reference || this) of the next-token distribution, mean per token, nats."""
-        return self.divergence / self.positions
+        return max(self.divergence / self.positions, 0.0)  # rounding may leave it just below
 
     @property
     def top1_pct(self) -> float:

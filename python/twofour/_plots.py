@@ -54,7 +54,7 @@ def quality(results: dict[str, Any]) -> str:
     plt = _pyplot()
     names = list(results)
     colours = [_COLOURS.get(name, "#17becf") for name in names]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
     changes = [results[name].ppl_change_pct for name in names]
     left.bar(names, changes, color=colours)
     left.axhline(0, color=_INK, linewidth=0.8)
@@ -74,7 +74,8 @@ def quality(results: dict[str, Any]) -> str:
 def layers_and_heads(fidelity: dict[str, Fidelity]) -> str:
     """Heat maps: relative output error and kept mass, one column a mode."""
     plt = _pyplot()
-    names = list(fidelity)
+    # An exact mode would be two empty panels.
+    names = [n for n, f in fidelity.items() if float(f.error.max()) > 1e-4] or list(fidelity)
     figure, axes = plt.subplots(
         2, len(names), figsize=(1.2 + 2.0 * len(names), 6.4), squeeze=False, sharey=True
     )

@@ -243,15 +243,15 @@ def evaluate(
 def table(evaluation: Evaluation) -> str:
     """The results as text, a line for each mode."""
     head = (
-        f"{'mode':<12}{'sparsity':<24}{'ppl':>9}{'change':>9}{'KL':>9}{'top-1':>8}{'kept':>8}"
+        f"{'mode':<14}{'sparsity':<24}{'ppl':>9}{'change':>9}{'KL':>9}{'top-1':>8}{'kept':>8}"
         f"{'refined':>9}{'attention':>17}{'prefill':>17}"
     )
     lines = [head, "-" * len(head)]
     for name, r in evaluation.modes.items():
         attention, prefill = (evaluation.ratio(name, f) for f in ("attention_s", "prefill_s"))
-        refined = f"{100 * r.refined_share:.1f} %" if "nm24" in r.sparsity else "-"
+        refined = f"{100 * r.refined_share:.1f} %" if "/r" in r.sparsity else "-"
         lines.append(
-            f"{'sdpa (torch)' if name == REFERENCE else name:<12}{r.sparsity:<24}{r.ppl:>9.3f}"
+            f"{'sdpa (torch)' if name == REFERENCE else name:<14}{r.sparsity:<24}{r.ppl:>9.3f}"
             f"{r.ppl_change_pct:>+8.2f}%{r.kl:>9.5f}{r.top1_pct:>7.2f}%{100 * r.kept_mass:>7.2f}%"
             f"{refined:>9}{r.attention_s:>9.2f} s {attention:>5.2f}x{r.prefill_s:>9.2f} s "
             f"{prefill:>5.2f}x"

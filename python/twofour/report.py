@@ -66,13 +66,14 @@ def attention_map(
     calibration: Calibration | None,
     mode: str = "refined",
     layer: int | None = None,
-    head: int = 0,
+    head: int | None = None,
 ) -> str:
     """The map of one layer and head over the last row block of a prefix; an <img>.
 
     Args:
         tokens: int64 [T]; the first 1,536 at most are read.
         layer: default the one in the middle.
+        head: default the one whose units were decided most differently.
     """
     modules = hf.attention_modules(model)
     layer = sorted(modules)[len(modules) // 2] if layer is None else layer
@@ -89,19 +90,21 @@ def attention_map(
             q[:, :, -rows:], k, v, mode=mode, causal=True, scale=scale, layout="bhmd",
             calibration=basis,
         )  # fmt: skip
-        found["weights"] = weights[head].cpu()
+        found["weights"] = weights.cpu()
         found["block"] = Sparsity.parse(mode, q.size(-1)).block
 
     count = min(_MAP_KEYS, tokens.numel())
     count -= count % ROW_BLOCK if count > ROW_BLOCK else 0
     with torch.no_grad(), hf.temporarily(model, mode=hf.SDPA), hf.record(model, catch):
         model.base_model(tokens[None, :count].to(model.device), use_cache=False)
-    weights = found["weights"]
+    traced = found["trace"]._replace(kept=found["trace"].kept.cpu(), unit=found["trace"].unit.cpu())
+    if head is None:
+        refined = (traced.unit == 2).sum((1, 2)) / (traced.unit > 0).sum((1, 2)).clamp(min=1)
+        head = int((refined - 0.5).abs().argmin())
+    weights = found["weights"][head]
     rows, keys = weights.shape
     live = torch.arange(keys)[None, :] <= torch.arange(rows)[:, None] + (keys - rows)
-    traced = found["trace"]
-    what = _plots.fates(traced._replace(unit=traced.unit.cpu(), kept=traced.kept.cpu()), head, live,
-                        found["block"])  # fmt: skip
+    what = _plots.fates(traced, head, live, found["block"])
     return _plots.attention_map(
         weights, what, f"layer {layer}, head {head}: positions {keys - rows} to {keys - 1}, {mode}"
     )
@@ -122,7 +125,7 @@ def _cells(evaluation: Evaluation) -> str:
             f"{r.kl:.5f}",
             f"{r.top1_pct:.2f} %",
             f"{100 * r.kept_mass:.2f} %" if math.isfinite(r.kept_mass) else "",
-            f"{100 * r.refined_share:.1f} %" if "nm24" in r.sparsity else "",
+            f"{100 * r.refined_share:.1f} %" if "/r" in r.sparsity else "",
             f"{r.attention_s:.2f} s",
             f"{evaluation.ratio(name, 'attention_s'):.2f}x",
             f"{r.prefill_s:.2f} s",
