@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants one break per semantic rule and shows that the test named for it fails.
 
-Every mutant of mutants.py replaces one string in one source file; only what depends on that file
+Every mutant of mutants_*.py replaces one string in one source file; only what depends on that file
 is compiled again, into a temporary folder: the working tree is never written to. Exit code 0 when
 every mutant is noticed; 1 when one survives, does not compile, or its string no longer occurs
 exactly once.
@@ -23,8 +23,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mutants import MUTANTS, Mutant
+import mutants_blocks
+import mutants_order
+import mutants_scores
+from mutant import Mutant
 
+MUTANTS = [*mutants_blocks.MUTANTS, *mutants_scores.MUTANTS, *mutants_order.MUTANTS]
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ("core", "plan", "ops", "ref", "cpu")  # folders of src that the tests need
 TEST_SECONDS = 120  # a mutant that runs longer is stuck, which is noticed as well
