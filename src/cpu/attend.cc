@@ -210,21 +210,24 @@ class RowBlock {
     stats_.live_pairs = 0;
     std::int64_t live_blocks = 0;
     for (std::int64_t kb = schedule_.first; kb < schedule_.last; ++kb) {
-      bool all = true;
+      // The mask is judged by itself, over the rows that exist: a mask of true is no mask.
+      bool any = false, all = true;
       std::int64_t live = 0;
+      const std::int64_t keys = std::min<std::int64_t>(block_, seq_.seqlen_k - kb * block_);
       for (std::int64_t i = first_row_; i < last_row_; ++i) {
         const KeyRange range = live_in_block(kb, i);
-        for (std::int64_t j = range.begin; j < range.end; ++j) {
+        for (std::int64_t j = 0; j < keys; ++j) {
           const bool pair = mask_.live(i, kb * block_ + j);
+          any |= pair;
           all &= pair;
-          live += pair;
+          live += pair && j >= range.begin && j < range.end;
         }
       }
       stats_.live_pairs += live;
       const bool full = kb >= schedule_.full_begin && kb < schedule_.full_end && all;
       const bool diagonal = kb >= schedule_.diag_begin && kb < schedule_.diag_end;
       BlockKind kind = BlockKind::kPlain;
-      if (live == 0)
+      if (!any)
         kind = BlockKind::kEmpty;
       else if (++live_blocks > p_.sparsity.sink_blocks && full && !diagonal)
         kind = BlockKind::kPruned;
