@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE = ROOT / "build" / "release"
 RESULTS = ROOT / "build" / "test"
+# Threads that spin while they wait starve each other when tests share the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 JOBS = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count())
 
 
