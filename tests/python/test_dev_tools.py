@@ -192,7 +192,7 @@ def test_readme_tables(tmp_path, monkeypatch):
     row |= {"inputs": "random", "heads": 4, "kv_heads": 4, "threads": 2, "ratio_vs_sdpa": 1.234}
     row |= {"ratio_min": 1.2, "ratio_max": 1.3}
     bench = {"rows": [row], "dtype": "fp32", "repeats": 7, "date": "2026-01-01"}
-    bench |= {"versions": {"torch": "2.13.0"}, "machine": {"cpu": "X"}, "command": "./dev bench cpu"}
+    bench |= {"versions": {"torch": "2.13.0"}, "machine": {"cpu": "X"}, "command": "./dev bench"}
     write(tmp_path, "bench/results/cpu.json", json.dumps(bench))
     new, problems = readme_tables.rewritten(text)
     assert not problems and "| **1.23x** | 1.20 to 1.30 |" in new and "old" not in new

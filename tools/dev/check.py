@@ -128,12 +128,16 @@ def whitespace() -> Iterator[str]:
 def format_cpp() -> Iterator[str]:
     """clang-format would change nothing."""
     clang_format = Path(sys.executable).parent / "clang-format"
-
-    def one(name: str) -> list[str]:
-        result = run(clang_format, "--dry-run", "-Werror", "--style=file", name)
-        return tool_findings(result, name)[:1]
-
-    yield from in_parallel(one, files(".h", ".cc", ".c"))
+    names = files(".h", ".cc", ".c")
+    if not names:
+        return
+    result = run(clang_format, "--dry-run", "-Werror", "--style=file", *names)
+    reported = set()
+    for finding in tool_findings(result, "clang-format"):
+        name = finding.split(":")[0]
+        if name not in reported:  # the first place of each file
+            reported.add(name)
+            yield finding
 
 
 @check
