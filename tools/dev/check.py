@@ -143,7 +143,7 @@ def format_cpp() -> Iterator[str]:
 @check
 def format_python() -> Iterator[str]:
     """ruff finds nothing and would reformat nothing."""
-    ruff = [sys.executable, "-m", "ruff"]
+    ruff = [Path(sys.executable).parent / "ruff"]
     yield from tool_findings(run(*ruff, "check", "--output-format=concise", "."), "ruff check")
     for line in run(*ruff, "format", "--check", ".").stdout.splitlines():
         if line.startswith("Would reformat: "):

@@ -137,7 +137,10 @@ check_torch() { # check_torch PYTHON
 install_requirements() { # install_requirements FILE...
   local args=() file
   for file in "$@"; do args+=(-r "$file"); done
-  PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install "${args[@]}"
+  export PIP_DISABLE_PIP_VERSION_CHECK=1
+  # The formatters are run from .venv/bin, where a copy in the layer below would not be found.
+  "$venv/bin/python" -m pip install --ignore-installed --no-deps \
+    -r "$root/requirements/format.txt" && "$venv/bin/python" -m pip install "${args[@]}"
 }
 
 set_up_venv() {
@@ -149,7 +152,7 @@ set_up_venv() {
   # An environment named once stays in use until .venv is removed or another is named.
   if [[ -z ${TWOFOUR_PYTHON:-} && -s $base ]]; then TWOFOUR_PYTHON=$(<"$base"); fi
   [[ -n ${TWOFOUR_PYTHON:-} ]] || files=("$root/requirements/torch.txt" "${files[@]}")
-  wanted="$(hash_of "${files[@]}") ${TWOFOUR_PYTHON:-}"
+  wanted="$(hash_of "${files[@]}" "$root/requirements/format.txt") ${TWOFOUR_PYTHON:-}"
   if [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && "$venv/bin/python" -c '' 2>/dev/null; then
     return
   fi
