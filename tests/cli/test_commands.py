@@ -135,7 +135,13 @@ def test_bench(cli):
 def test_ctrl_c_is_one_line(program, tmp_path, number):
     words = ["bench", "mode=dense", "dim=64", "len=2048x2048", "--repeat", "1000", "--json"]
     process = subprocess.Popen(
-        [program, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [program, *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run started in the background inherits an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     time.sleep(1)
     process.send_signal(number)
