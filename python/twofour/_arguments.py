@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .errors import InvalidArgumentError, UnsupportedError
 from .sparsity import Sparsity, sparsity_text
@@ -41,6 +42,13 @@ def _check_device(q: Tensor) -> None:
 
 
 def _check_grad(tensors: dict[str, Tensor | None]) -> None:
+    if forward_ad._current_level >= 0:
+        for name, tensor in tensors.items():
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise UnsupportedError(
+                    f"{name}: expected a tensor without a tangent, since twofour has no "
+                    "forward-mode derivative yet"
+                )
     if not torch.is_grad_enabled():
         return
     for name, tensor in tensors.items():

@@ -155,17 +155,20 @@ def enable(
             calibration.check(models.name_of(model), len(modules), heads_q, heads_kv, head_dim)
         modes = head_modes(mode, len(modules), layer, heads_q, head_dim)
         settings[layer] = _Settings(modes=modes, kernel=kernel)
+        if old := getattr(module, _SETTINGS, None):  # enabled anew within `record`
+            settings[layer].recorder = old.recorder
     if calibration is not None:
         for index, (layer, module) in enumerate(modules.items()):
             device = next(module.parameters()).device
             settings[layer].calibration = calibration.layers[index].to(device)
+    previous = [(config, config._attn_implementation) for config in _configs(model)]
+    # Also when enabled before: somebody may have set another implementation since.
+    model.set_attn_implementation(NAME)
+    if modules[min(modules)].config._attn_implementation != NAME:
+        raise UnsupportedError(
+            f"model: {type(model).__name__} does not let its attention be replaced"
+        )
     if not hasattr(model, _PREVIOUS):
-        previous = [(config, config._attn_implementation) for config in _configs(model)]
-        model.set_attn_implementation(NAME)
-        if modules[min(modules)].config._attn_implementation != NAME:
-            raise UnsupportedError(
-                f"model: {type(model).__name__} does not let its attention be replaced"
-            )
         setattr(model, _PREVIOUS, previous)
     for layer, module in modules.items():
         setattr(module, _SETTINGS, settings[layer])
@@ -213,13 +216,14 @@ def record(
         if settings is None:
             raise InvalidArgumentError("record: expected a model after twofour.hf.enable(model)")
         all_settings.append(settings)
+    outer = [settings.recorder for settings in all_settings]
     for settings in all_settings:
         settings.recorder = recorder
     try:
         yield recorder
     finally:
-        for settings in all_settings:
-            settings.recorder = None
+        for settings, before in zip(all_settings, outer, strict=True):
+            settings.recorder = before
 
 
 def _refuse(module: nn.Module, dropout: float, options: dict[str, Any]) -> None:

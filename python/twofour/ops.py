@@ -55,6 +55,18 @@ def _run(op: Any, arguments: tuple[Any, ...]) -> Any:
         reraise(error)
 
 
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under torch.autocast one dtype for all, as SDPA gets it: rotary embeddings leave fp32."""
+    if not all(isinstance(t, Tensor) for t in tensors):
+        return tensors  # refused by name later
+    device = tensors[0].device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    floats = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(t.to(dtype) if t.dtype in floats else t for t in tensors)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -116,6 +128,7 @@ def attention(
         UnsupportedError (a NotImplementedError): nothing here can serve the request, and why.
         NotFoundError (a LookupError): no such kernel.
     """
+    q, k, v = _autocast(q, k, v)
     arguments = operator_arguments(
         q,
         k,

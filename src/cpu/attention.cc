@@ -150,7 +150,7 @@ Status launch(const Kernel&, const Launch& launch) {
     copy_transform(w, p, *launch.args.transform);
     call.t_q = w.t_q;
   }
-  prepare_keys(call, w, totals.blocks, threads);
+  if (totals.row_blocks > 0) prepare_keys(call, w, totals.blocks, threads);
 
   // Later row blocks of a causal sequence have more keys, so they go first; the heads of one row
   // block follow each other, since those of a group read the same K and V.
@@ -171,6 +171,16 @@ Status launch(const Kernel&, const Launch& launch) {
   return {};
 }
 
+// K is padded to whole blocks, so that a small tensor with broadcast strides may ask for more than
+// can be counted. 2^46 bytes is beyond any machine and far from overflow.
+bool fits_memory(const AttentionProblem& p) {
+  const double panels = static_cast<double>(p.heads_kv) * static_cast<double>(max_blocks(p)) *
+                        static_cast<double>(p.sparsity.block) * static_cast<double>(p.head_dim);
+  const double means = static_cast<double>(p.heads_kv) * static_cast<double>(p.batch) *
+                       static_cast<double>(p.head_dim);
+  return sizeof(float) * (panels + means) < 0x1p46;
+}
+
 std::string why_not(const Kernel& kernel, const AttentionProblem& p, const Device& device) {
   if (device.kind != DeviceKind::kCpu) return "runs on the CPU only";
   if (find_target(device.arch).bit == 0) return "not built for " + device.arch;
@@ -179,6 +189,7 @@ std::string why_not(const Kernel& kernel, const AttentionProblem& p, const Devic
     if (dim % 8 != 0 || dim < 8 || dim > kMaxHeadDim)
       return std::string("unsupported: ") + name + " " + std::to_string(dim) +
              ", supported are the multiples of 8 from 8 to " + std::to_string(kMaxHeadDim);
+  if (!fits_memory(p)) return "the prepared K would take more than 2^46 bytes";
   if (p.sparsity.qk != kernel.config.qk)
     return std::string("computes the ") + to_string(kernel.config.qk) + " product only";
   if (p.sparsity.score != kernel.config.score)

@@ -128,6 +128,10 @@ void prepare_mean(const KeyPanels& keys, const Ops& ops, const AttentionProblem&
   const Scratch scratch(keys, memory);
   const std::int64_t dim = keys.head_dim;
   float* mean = keys.mean + (head * keys.batch + b) * dim;
+  if (sequence.seqlen_k == 0) {  // its rows may lie nowhere
+    std::fill(mean, mean + dim, 0.0f);
+    return;
+  }
   if (keys.live != nullptr) mark_live_keys(keys, problem, args, sequence, b, head);
   const RowSource source = sequence_rows(args.k, problem.packed, b, sequence.first_row_k);
   const KeyRange range = sequence.live_keys();

@@ -5,30 +5,11 @@
 
 #include "cpu/prepare.h"
 #include "cpu/targets.h"
+#include "ops/check.h"
 #include "twofour/device.h"
 #include "twofour/prepare.h"
 
 namespace twofour {
-namespace {
-
-Status check_keys(const AttentionProblem& p, const ConstTensorView& k) {
-  const ConstTensorView expected = p.packed
-                                       ? contiguous(static_cast<const void*>(nullptr), p.dtype,
-                                                    {p.total_k, p.heads_kv, p.head_dim})
-                                       : contiguous(static_cast<const void*>(nullptr), p.dtype,
-                                                    {p.batch, p.seqlen_k, p.heads_kv, p.head_dim});
-  if (k.rank != expected.rank || k.shape != expected.shape || k.dtype != expected.dtype)
-    return {Code::kInvalidArgument, "prepare_k: k: expected " + std::string(to_string(p.dtype)) +
-                                        " " + shape_string(expected) + ", got " +
-                                        to_string(k.dtype) + " " + shape_string(k)};
-  if (k.numel() > 0 && (k.data == nullptr || k.stride[k.rank - 1] != 1))
-    return {Code::kInvalidArgument,
-            "prepare_k: k: expected memory with a last axis of stride 1, got none such"};
-  return {};
-}
-
-}  // namespace
-
 Result<PreparedK> prepare_k(const AttentionProblem& given, const AttentionArgs& args) {
   AttentionProblem p = given;
   p.sparsity = resolved(p.sparsity, p.head_dim);
@@ -37,9 +18,7 @@ Result<PreparedK> prepare_k(const AttentionProblem& given, const AttentionArgs& 
             std::string("prepare_k: expected a problem with the int8 product, got ") +
                 to_string(p.sparsity.qk)};
   if (Status status = validate(p); !status.ok()) return status;
-  if (Status status = check_keys(p, args.k); !status.ok()) return status;
-  if (p.packed && (args.cu_seqlens_q == nullptr || args.cu_seqlens_k == nullptr))
-    return {Code::kInvalidArgument, "prepare_k: expected cu_seqlens of a packed problem, got null"};
+  if (Status status = check_keys(p, args); !status.ok()) return status;
   const Result<Device> device = cpu_device();
   if (!device.ok()) return device.status();
   const cpu::Ops ops = cpu::ops_of(cpu::find_target(device->arch));

@@ -305,6 +305,17 @@ Status check_args(const AttentionProblem& problem, const AttentionArgs& args) {
   return status;
 }
 
+Status check_keys(const AttentionProblem& p, const AttentionArgs& args) {
+  Status status =
+      p.packed ? check_view("k", args.k, p.dtype, {p.total_k, p.heads_kv, p.head_dim},
+                            Strides::kUnitLast)
+               : check_view("k", args.k, p.dtype, {p.batch, p.seqlen_k, p.heads_kv, p.head_dim},
+                            Strides::kUnitLast);
+  if (status.ok()) status = check_mask(p, args);
+  if (status.ok()) status = check_packed(p, args);
+  return status;
+}
+
 Status check_workspace(const AttentionProblem& problem, const AttentionArgs& args,
                        const void* workspace, std::size_t bytes) {
   if (bytes == 0) return {};

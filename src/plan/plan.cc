@@ -164,6 +164,10 @@ Result<Plan> plan(const AttentionProblem& problem, const Device& device,
                   const PlanOptions& options) {
   Status status = validate(problem);
   if (!status.ok()) return status;
+  if (device.threads < 1) {
+    return {Code::kInvalidArgument,
+            "device: expected at least 1 thread, got " + std::to_string(device.threads)};
+  }
   const auto forced = forced_kernel(options);
   if (!forced.ok()) return forced.status();
 

@@ -167,6 +167,14 @@ TEST(Plan, ARefusalNamesEveryRowAndItsReason) {
   EXPECT_EQ(message.find('\n'), std::string::npos);
 }
 
+TEST(Plan, ADeviceWithoutThreadsIsRefused) {
+  Device device = *cpu_device();
+  device.threads = 0;
+  const auto plan = twofour::plan(small_problem(), device);
+  EXPECT_EQ(plan.status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(plan.status().message(), "device: expected at least 1 thread, got 0");
+}
+
 TEST(Plan, AContradictionIsNotPlanned) {
   AttentionProblem problem = small_problem();
   problem.heads_kv = 4;

@@ -387,3 +387,26 @@ def test_recorder_counts_and_times():
     before = seen.seconds
     model(tokens(1, 100))
     assert seen.seconds == before
+
+
+def test_enable_again_after_another_implementation_was_set():
+    model, ids = tiny_llama(), tokens(1, 400)
+    want = twofour.hf.enable(copy.deepcopy(model), mode="exact/pair64/s0/l0")(ids).logits
+    twofour.hf.enable(model, mode="dense")
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(twofour.hf.enable(model, mode="exact/pair64/s0/l0")(ids).logits, want)
+    twofour.hf.disable(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_nested_recorders_and_modes_keep_the_outer_one():
+    model, ids = twofour.hf.enable(tiny_llama(), mode="exact/pair64/s0/l0"), tokens(1, 400)
+    with twofour.hf.record(model) as outer:
+        with twofour.hf.record(model) as inner:
+            model(ids)
+        assert inner.units > 0 and outer.units == 0
+        model(ids)
+        assert outer.units == inner.units
+        with twofour.hf.temporarily(model, mode="exact/pair64/s0/l0"):
+            model(ids)
+        assert outer.units == 2 * inner.units

@@ -213,3 +213,11 @@ def test_version_matches_the_package():
     from importlib.metadata import version
 
     assert twofour.__version__ == version("twofour")
+
+
+def test_autocast_gives_one_dtype():
+    q, k, v = (torch.randn(1, 70, 2, 16) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = twofour.attention(q, k, v.bfloat16(), mode="dense")
+    expected = twofour.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), mode="dense")
+    assert found.dtype == torch.bfloat16 and torch.equal(found, expected)

@@ -283,3 +283,16 @@ def test_tensors_elsewhere_than_on_the_cpu():
         q = torch.empty(1, 8, 2, 64, device="cuda")
         with pytest.raises(UnsupportedError, match="no cuda kernels"):
             twofour.attention(q, q, q)
+
+
+def test_forward_mode_derivatives_are_refused():
+    q, k, v = (torch.randn(1, 8, 1, 16) for _ in range(3))
+    with pytest.raises(twofour.UnsupportedError, match="q: expected a tensor without a tangent"):
+        torch.func.jvp(lambda x: twofour.attention(x, k, v, mode="dense"), (q,), (q,))
+
+
+def test_more_memory_than_can_be_counted_is_refused():
+    k = torch.zeros(1, 1, 1, 256).half().expand(2**20, 1, 2**30, 256)
+    q = torch.empty(2**20, 0, 2**30, 256).half()
+    with pytest.raises(twofour.UnsupportedError, match="more than 2\\^46 bytes"):
+        twofour.attention(q, k, k, mode="exact/none512")
