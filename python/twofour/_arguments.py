@@ -79,6 +79,9 @@ def _window(window: Window | None) -> tuple[int, int]:
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise InvalidArgumentError(f"window: expected (left, right) or None, got {window!r}")
     left, right = (-1 if side is None else side for side in window)
+    for side in (left, right):
+        if isinstance(side, (bool, float, str)) or (isinstance(side, int) and side >= 2**63):
+            raise InvalidArgumentError(f"window: expected two whole numbers, got {window!r}")
     return left, right
 
 

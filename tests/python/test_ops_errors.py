@@ -296,3 +296,10 @@ def test_more_memory_than_can_be_counted_is_refused():
     q = torch.empty(2**20, 0, 2**30, 256).half()
     with pytest.raises(twofour.UnsupportedError, match="more than 2\\^46 bytes"):
         twofour.attention(q, k, k, mode="exact/none512")
+
+
+@pytest.mark.parametrize("window", [(1.5, 0), ("a", 0), (2**63, 0), (True, 0)])
+def test_windows_are_whole_numbers(window):
+    q = torch.randn(1, 8, 1, 16)
+    with pytest.raises(twofour.InvalidArgumentError, match="window: expected two whole numbers"):
+        twofour.attention(q, q, q, window=window)
