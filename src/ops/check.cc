@@ -51,6 +51,15 @@ Status check_view(const std::string& name, const ConstTensorView& view, DType dt
   return {};
 }
 
+/// One of q, k, v, o: [B,rows,heads,dim], packed [rows,heads,dim].
+Status check_operand(const std::string& name, const ConstTensorView& view,
+                     const AttentionProblem& p, std::int64_t rows, std::int64_t heads,
+                     std::int64_t dim) {
+  return p.packed
+             ? check_view(name, view, p.dtype, {rows, heads, dim}, Strides::kUnitLast)
+             : check_view(name, view, p.dtype, {p.batch, rows, heads, dim}, Strides::kUnitLast);
+}
+
 Status check_views(const AttentionProblem& p, const AttentionArgs& args) {
   struct Operand {
     const char* name;
@@ -63,11 +72,7 @@ Status check_views(const AttentionProblem& p, const AttentionArgs& args) {
                            Operand{"k", args.k, rows_k, p.heads_kv, p.head_dim},
                            Operand{"v", args.v, rows_k, p.heads_kv, p.head_dim_v},
                            Operand{"o", args.o, rows_q, p.heads_q, p.head_dim_v}}) {
-    Status status = p.packed
-                        ? check_view(t.name, t.view, p.dtype, {t.batch_rows, t.heads, t.dim},
-                                     Strides::kUnitLast)
-                        : check_view(t.name, t.view, p.dtype,
-                                     {p.batch, t.batch_rows, t.heads, t.dim}, Strides::kUnitLast);
+    Status status = check_operand(t.name, t.view, p, t.batch_rows, t.heads, t.dim);
     if (!status.ok()) return status;
   }
   if (args.lse) {
@@ -307,10 +312,7 @@ Status check_args(const AttentionProblem& problem, const AttentionArgs& args) {
 
 Status check_keys(const AttentionProblem& p, const AttentionArgs& args) {
   Status status =
-      p.packed ? check_view("k", args.k, p.dtype, {p.total_k, p.heads_kv, p.head_dim},
-                            Strides::kUnitLast)
-               : check_view("k", args.k, p.dtype, {p.batch, p.seqlen_k, p.heads_kv, p.head_dim},
-                            Strides::kUnitLast);
+      check_operand("k", args.k, p, p.packed ? p.total_k : p.seqlen_k, p.heads_kv, p.head_dim);
   if (status.ok()) status = check_mask(p, args);
   if (status.ok()) status = check_packed(p, args);
   return status;
