@@ -20,8 +20,8 @@ Sequence make_sequence(const AttentionProblem& problem, const AttentionArgs& arg
   }
   const Sparsity& sparsity = problem.sparsity;
   s.position = layout::first_position(problem.causal, problem.align, s.seqlen_q, s.seqlen_k);
-  s.shape = {s.seqlen_k,     sparsity.block,       problem.causal,
-             problem.window, sparsity.sink_blocks, sparsity.local_blocks};
+  s.shape = {s.seqlen_k,           sparsity.block,        problem.causal,      problem.window,
+             sparsity.sink_blocks, sparsity.local_blocks, !sparsity.is_dense()};
   if (s.seqlen_q > 0) {
     const std::int64_t last = layout::floor_div(s.position + s.seqlen_q - 1, layout::kRowBlock);
     s.row_blocks = last - s.lowest_row_block() + 1;

@@ -37,6 +37,7 @@ struct ScheduleShape {
   Window window;
   int sink_blocks = 0;
   int local_blocks = 0;
+  bool prunes = true;  // false: nothing to prune, every live block is plain
 
   constexpr std::int64_t key_blocks() const { return ceil_div(seqlen_k, block); }
 
@@ -64,7 +65,7 @@ constexpr std::int64_t first_position(bool causal, Align align, std::int64_t seq
 struct RowBlockSchedule {
   std::int64_t first = 0, last = 0;           // key blocks with a live pair
   std::int64_t full_begin = 0, full_end = 0;  // key blocks in which every pair is live
-  std::int64_t diag_begin = 0, diag_end = 0;  // diagonal and local key blocks
+  std::int64_t diag_begin = 0, diag_end = 0;  // diagonal and local key blocks; all without pruning
   std::int64_t sink_end = 0;                  // key blocks below this are sinks
 
   constexpr BlockKind kind(std::int64_t key_block) const {
@@ -94,17 +95,15 @@ constexpr RowBlockSchedule schedule_row_block(const ScheduleShape& shape, std::i
     out.full_begin = ceil_div(all.begin, block);
     out.full_end = std::max(out.full_begin, all.end / block);  // the ragged block is never full
   }
-  if (shape.causal || !shape.window.open()) {
+  if (!shape.prunes) {
+    out.diag_begin = out.first;
+    out.diag_end = out.last;
+  } else if (shape.causal || !shape.window.open()) {
     out.diag_begin = std::max<std::int64_t>(floor_div(lowest, block) - shape.local_blocks, 0);
     out.diag_end = floor_div(highest, block) + 1;
   }
   out.sink_end = out.first + shape.sink_blocks;
   return out;
-}
-
-/// Half-block (0 or 1) that key j of a block belongs to, for block length B.
-constexpr int half_block_of(std::int64_t key_in_block, std::int64_t block) {
-  return (key_in_block % (block / 2)) / (block / 4) != 0;
 }
 
 }  // namespace twofour::layout

@@ -74,7 +74,8 @@ std::vector<Block> block_schedule(const Inputs& inputs, const Sequence& s, std::
     const bool sink = live_blocks <= problem.sparsity.sink_blocks;
     const bool local = has_diagonal && number < lowest_diagonal &&
                        number >= lowest_diagonal - problem.sparsity.local_blocks;
-    const bool plain = ragged || partly_live || diagonal || sink || local;
+    const bool nothing_to_prune = problem.sparsity.is_dense();
+    const bool plain = ragged || partly_live || diagonal || sink || local || nothing_to_prune;
     kinds.push_back(plain ? Block::kPlain : Block::kPruned);
   }
   return kinds;

@@ -88,6 +88,7 @@ def test_one_safetensors_in_one_out(cli, tmp_path):
     assert (
         report["kernel"] == "attention.cpu.exact.none" and report["live_pairs"] == 2 * 6 * 37 * 150
     )
+    assert report["units"] == report["pruned_pairs"] == 0  # dense, though key block 0 is whole
     out = load_file(tmp_path / "out.safetensors")
     want, want_lse = attention(q, k, v)
     np.testing.assert_allclose(out["o"], want, atol=2e-6)

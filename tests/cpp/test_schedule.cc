@@ -57,7 +57,8 @@ std::vector<BlockKind> kinds_by_definition(const ScheduleShape& shape, std::int6
     const bool sink = live_blocks++ < shape.sink_blocks;
     // A ragged block has fewer live pairs than this, so it is covered by "partly live".
     const bool full = live == std::int64_t{192} * shape.block;
-    const bool plain = !full || sink || diagonal.count(block) || local.count(block);
+    const bool plain =
+        !full || sink || diagonal.count(block) || local.count(block) || !shape.prunes;
     kinds.push_back(plain ? BlockKind::kPlain : BlockKind::kPruned);
   }
   return kinds;
@@ -67,7 +68,7 @@ std::string describe(const ScheduleShape& s, std::int64_t row_block) {
   std::ostringstream out;
   out << "N " << s.seqlen_k << " block " << s.block << " causal " << s.causal << " window ("
       << s.window.left << ", " << s.window.right << ") sinks " << s.sink_blocks << " local "
-      << s.local_blocks << " row block " << row_block;
+      << s.local_blocks << " prunes " << s.prunes << " row block " << row_block;
   return out.str();
 }
 
@@ -120,6 +121,7 @@ TEST(Schedule, EqualsTheRulesOnRandomShapes) {
     if (upto(2) == 0) shape.window.right = upto(900);
     shape.sink_blocks = static_cast<int>(upto(3));
     shape.local_blocks = static_cast<int>(upto(3));
+    shape.prunes = upto(7) > 0;
     ASSERT_NO_FATAL_FAILURE(expect_same(shape, upto(11) - 3, seen));
   }
   for (std::int64_t count : seen) EXPECT_GT(count, 300);
@@ -156,21 +158,6 @@ TEST(Schedule, PositionOfARowDoesNotDependOnTheChunk) {
     for (std::int64_t block = 0; block < chunk.key_blocks(); ++block)
       EXPECT_EQ(schedule_row_block(chunk, row_block).kind(block),
                 schedule_row_block(whole, row_block).kind(block));
-}
-
-TEST(Schedule, HalfBlocksAreClosedUnderPairing) {
-  for (int block : {64, 128, 192, 256, 512}) {
-    int in_first = 0;
-    for (int key = 0; key < block; ++key) {
-      const int half = half_block_of(key, block);
-      in_first += half == 0;
-      EXPECT_EQ(half, half_block_of((key + block / 2) % block, block));
-      // Rule 2, literally.
-      const int base = key % (block / 2);
-      EXPECT_EQ(half, base >= block / 4);
-    }
-    EXPECT_EQ(in_first, block / 2);
-  }
 }
 
 // A few cases at compile time, as a kernel would use them. Causal, block 128: row block 2 holds

@@ -16,7 +16,7 @@ bool kept(const ref::Output& out, std::int64_t j, std::int64_t row = 0) {
 }
 
 TEST(Pattern, NoneKeepsAll) {
-  ScoreCase s(1, 64, "exact/none64/s0/l0");
+  ScoreCase s(1, 64, "exact/none64/s0/l0/d1000");  // without drop nothing would be pruned
   const ref::Output out = s.run();
   EXPECT_EQ(out.stats.pruned_pairs, 64);
   EXPECT_EQ(kept_keys(out.decisions, 0, 0), range(0, 64));

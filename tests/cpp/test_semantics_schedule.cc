@@ -1,6 +1,7 @@
 // Rules 1 to 3: which pairs are live, and which blocks are pruned.
 #include <gtest/gtest.h>
 
+#include "layout/pair_scores.h"
 #include "layout/schedule.h"
 #include "ref/attention_schedule.h"
 #include "support/score_case.h"
@@ -88,6 +89,24 @@ TEST(Positions, MaskRemovesFurtherPairs) {
 TEST(Schedule, WithoutMasksEverythingWholeIsPruned) {
   AttentionCase c = case_of(10, 256, "exact/pair64/s0/l0", false);
   EXPECT_EQ(schedule(c, 0), "xxxx");
+}
+
+TEST(Schedule, ADenseSparsityPrunesNothing) {
+  for (const char* dense : {"dense", "exact/none/s0"}) {
+    AttentionCase c = case_of(200, 512, dense, false);
+    EXPECT_EQ(schedule(c, 0), "pppp");
+    const ref::Output out = run_reference(c);
+    EXPECT_EQ(out.stats.units, 0);
+    EXPECT_EQ(out.stats.pruned_pairs, 0);
+    EXPECT_EQ(out.stats.live_pairs, 200 * 512);
+    EXPECT_EQ(kept_keys(out.decisions, 0, 199), range(0, 512));
+    for (UnitDecision unit : out.decisions.unit) EXPECT_EQ(unit, UnitDecision::kPlain);
+  }
+  // Dropping is pruning: its units are decided one by one.
+  AttentionCase drops = case_of(10, 512, "exact/none/s1/d9", false);
+  EXPECT_EQ(schedule(drops, 0), "pxxx");
+  AttentionCase int8 = case_of(10, 512, "int8/none/s0", false);
+  EXPECT_EQ(schedule(int8, 0), "xxxx");
 }
 
 TEST(Schedule, RaggedLastBlockIsPlain) {
@@ -242,7 +261,12 @@ TEST(Schedule, HalfBlocksAreClosedUnderPairing) {
     for (std::int64_t j = 0; j < block; ++j) {
       EXPECT_EQ(ref::half_block(j, block), (j % (block / 2)) < block / 4 ? 0 : 1);
       EXPECT_EQ(ref::half_block(j, block), ref::half_block((j + block / 2) % block, block));
-      EXPECT_EQ(ref::half_block(j, block), layout::half_block_of(j, block));
+    }
+    for (int half : {0, 1}) {
+      for (int row = 0; row < block / 2; ++row) {
+        const int key = layout::half_block_key(half, row, static_cast<int>(block));
+        EXPECT_EQ(ref::half_block(key, block), half) << "row " << row << " of a tile";
+      }
     }
   }
 }
@@ -259,7 +283,7 @@ TEST(Schedule, ArithmeticEqualsDefinition) {
     const Align align = random.integer(0, 1) ? Align::kTopLeft : Align::kBottomRight;
     AttentionCase c =
         case_of(random.integer(1, 500), random.integer(0, 1600), "dense", causal, window, align);
-    c.problem.sparsity.score = ScorePattern::kPair;
+    if (random.integer(0, 7) > 0) c.problem.sparsity.score = ScorePattern::kPair;
     c.problem.sparsity.block = 64 * static_cast<int>(random.integer(1, 4));
     c.problem.sparsity.sink_blocks = static_cast<int>(random.integer(0, 6));
     c.problem.sparsity.local_blocks = static_cast<int>(random.integer(0, 3));
@@ -268,7 +292,8 @@ TEST(Schedule, ArithmeticEqualsDefinition) {
                                       causal,
                                       window,
                                       c.problem.sparsity.sink_blocks,
-                                      c.problem.sparsity.local_blocks};
+                                      c.problem.sparsity.local_blocks,
+                                      !c.problem.sparsity.is_dense()};
     const std::int64_t first =
         layout::first_position(causal, align, c.problem.seqlen_q, c.problem.seqlen_k);
     for (std::int64_t r = layout::floor_div(first, layout::kRowBlock);

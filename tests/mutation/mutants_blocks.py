@@ -127,6 +127,13 @@ MUTANTS: list[Mutant] = [
                 "Schedule.LocalBlocksNeedCausalOrWindow",
             ),
             (
+                "3 nothing to prune",
+                "dense blocks counted as pruned",
+                "sink || local || nothing_to_prune",
+                "sink || local",
+                "Schedule.ADenseSparsityPrunesNothing",
+            ),
+            (
                 "3 mask",
                 "mask judged over all rows of the call",
                 "if (p < lowest || p >= lowest + kRowBlockPositions) continue;",
@@ -174,10 +181,23 @@ MUTANTS: list[Mutant] = [
                 "Schedule.ArithmeticEqualsDefinition",
             ),
             (
+                "3 arithmetic",
+                "dense blocks pruned",
+                "if (!shape.prunes)",
+                "if (false)",
+                "Schedule.ArithmeticEqualsDefinition",
+            ),
+        ],
+    ),
+    *group(
+        "src/layout/pair_scores.h",
+        "test_semantics_schedule",
+        [
+            (
                 "2 half-blocks",
-                "halves by quarter parity",
-                "(key_in_block % (block / 2)) / (block / 4) != 0",
-                "key_in_block / (block / 2) != 0",
+                "tile of two neighbouring quarters",
+                "row / quarter * (block / 2)",
+                "row / quarter * quarter",
                 "Schedule.HalfBlocksAreClosedUnderPairing",
             ),
         ],
