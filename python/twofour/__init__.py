@@ -6,14 +6,14 @@
 Semantics: docs/semantics.md. Hugging Face models: `twofour.hf`. Evaluation: `twofour.eval`.
 """
 
-import torch as _torch
-
-from ._library import _load as _load  # registers the operators before anything else is imported
+from . import _start as _start  # before torch: Ctrl-C during its import
+from ._library import VERSION as __version__  # registers the operators before anything else
 from .errors import (
     CorruptError,
     InternalError,
     InvalidArgumentError,
     IoError,
+    MissingPackageError,
     NotFoundError,
     OutOfMemoryError,
     TwofourError,
@@ -24,8 +24,6 @@ from .ops import STATS_FIELDS, Trace, attention, merge, trace
 from .plans import Availability, Explanation, available, explain, kernels
 from .sparsity import MODES, Sparsity
 
-__version__: str = _torch.ops.twofour.version()
-
 __all__ = [
     "MODES",
     "STATS_FIELDS",
@@ -35,6 +33,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "IoError",
+    "MissingPackageError",
     "NotFoundError",
     "OutOfMemoryError",
     "Sparsity",

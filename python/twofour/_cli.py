@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
+from . import _start
 from .errors import TwofourError
 
-#: Exit codes: fine, bad usage or input, interrupted (as a shell reports SIGINT).
-OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
+#: Exit codes: fine, bad usage or input; interrupted is `_start.INTERRUPTED`.
+OK, BAD_INPUT = 0, 2
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,12 +27,13 @@ class Parser(argparse.ArgumentParser):
 def run(prog: str, main: Callable[[Sequence[str]], None], argv: Sequence[str] | None) -> int:
     """Runs a command; what the user can correct becomes one line on stderr and exit code 2."""
     try:
+        _start.hand_over()
         main(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return OK
     except KeyboardInterrupt:
-        print(f"\n{prog}: interrupted, nothing was written", file=sys.stderr)
-        return INTERRUPTED
+        print(_start.line(prog), end="", file=sys.stderr)
+        return _start.INTERRUPTED
     except BrokenPipeError:
         # The reader has gone; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

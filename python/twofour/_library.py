@@ -21,3 +21,5 @@ def _load() -> None:
 
 
 _load()
+
+VERSION: str = torch.ops.twofour.version()

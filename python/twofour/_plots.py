@@ -6,10 +6,10 @@ import base64
 import io
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from . import _extras
 from ._fidelity import Fidelity
 from .ops import Trace
 
@@ -28,10 +28,11 @@ _FATE_COLOURS = ("#ffffff", "#b8c4d0", "#1f77b4", "#9467bd", "#f4b183", "#d62728
 
 
 def _pyplot() -> Any:
-    import matplotlib
+    with _extras.needs("report"):
+        import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
 
     plt.rcParams.update({"font.size": 9, "axes.edgecolor": _INK, "svg.hashsalt": "twofour"})
     return plt
@@ -130,7 +131,7 @@ def attention_map(weights: Tensor, what: Tensor, title: str) -> str:
     from matplotlib.patches import Patch
 
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 4.2), sharex=True)
-    logs = np.log10(weights.clamp(min=1e-7).numpy())
+    logs = weights.clamp(min=1e-7).log10().numpy()
     image = top.imshow(logs, aspect="auto", cmap="magma", vmin=-6, vmax=0, interpolation="nearest")
     top.set_title(title)
     figure.colorbar(image, ax=[top, bottom], label="log10 attention weight", fraction=0.03)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _basis, _cli, models, text
+from . import _basis, _cli, _extras, models, text
 from .calibration import KINDS, Calibration, LayerCalibration
 from .errors import InvalidArgumentError
 
@@ -112,6 +112,7 @@ def _main(argv: Sequence[str]) -> None:
     window = _cli.count("--window", 64, 1 << 20)
     parser.add_argument("--window", type=window, default=DEFAULT_WINDOW, help="tokens a window")
     options = parser.parse_args(argv)
+    _extras.require("hf")
     if not Path(options.out).resolve().parent.is_dir():
         raise InvalidArgumentError(f"--out: no such directory: {Path(options.out).parent}")
     with _cli.progress() as show:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _files
+from . import _extras, _files
 from .errors import CorruptError, InvalidArgumentError, NotFoundError
 
 FORMAT = "twofour-calibration"
@@ -88,7 +88,8 @@ class Calibration:
         Raises:
             IoError: it cannot be written.
         """
-        from safetensors.torch import save
+        with _extras.needs("hf"):
+            from safetensors.torch import save
 
         tensors = {}
         for index, layer in enumerate(self.layers):
@@ -116,7 +117,8 @@ class Calibration:
             NotFoundError: there is no such file.
             CorruptError: it is not a complete and consistent calibration.
         """
-        from safetensors import SafetensorError, safe_open
+        with _extras.needs("hf"):
+            from safetensors import SafetensorError, safe_open
 
         path = Path(path)
         if not path.is_file():

@@ -7,6 +7,7 @@ Prints one table and a short greedy continuation, and writes report.html and rep
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import sys
 import warnings
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cli, _files, calibrate, eval, hf, models, report, text
+from . import _cli, _extras, _files, calibrate, eval, models, report, text
 from .calibration import Calibration
 from .errors import InvalidArgumentError, TwofourError
 from .sparsity import MODES
@@ -57,6 +58,8 @@ def calibration_for(
 
 def continuation(model: Any, tokenizer: Any, prompt: Tensor, new_tokens: int) -> str:
     """Greedy continuation of token ids [T] in the model's present mode."""
+    from . import hf
+
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", hf.ApproximateWarning)
         ids = prompt[None].to(model.device)
@@ -98,11 +101,15 @@ def _main(argv: Sequence[str]) -> None:
     parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
     parser.add_argument("--out", default=".", help="folder of report.html and report.json")
     options = parser.parse_args(argv)
-    out = Path(options.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidArgumentError(f"--out {out}: {error.strerror}") from error
+    _extras.require("hf", "report")
+    with _files.folder(options.out, "--out") as out:
+        _report(options, out)
+
+
+def _report(options: argparse.Namespace, out: Path) -> None:
+    """Everything after the command line is understood."""
+    from . import hf
+
     window = options.tokens
     with _cli.progress() as show:
         show("reading the text (fetched the first time)")

@@ -22,6 +22,10 @@ class UnsupportedError(TwofourError, NotImplementedError):
     code = "unsupported"
 
 
+class MissingPackageError(UnsupportedError, ImportError):
+    """A package that only some parts of twofour need is not installed, or too old."""
+
+
 class NotFoundError(TwofourError, LookupError):
     """A file, model or kernel id that does not exist."""
 

@@ -34,15 +34,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cli, _metrics, hf, models, text
+from . import _cli, _extras, _metrics, models, text
 from ._fidelity import Fidelity, Sampler
+from ._hf_modes import SDPA
 from .calibrate import DEFAULT_TOKENS, tokenize
 from .calibration import Calibration
 from .errors import InvalidArgumentError
 from .sparsity import MODES, Sparsity
 
 #: The reference's name among the modes.
-REFERENCE = hf.SDPA
+REFERENCE = SDPA
 #: Row blocks per layer for kept mass and error.
 SAMPLES = 4
 
@@ -141,6 +142,8 @@ class _Timing:
 
 def _forward(model: Any, window: Tensor, timing: _Timing | None) -> Tensor:
     """Last hidden states [T,hidden] of a window."""
+    from . import hf
+
     with hf.record(model) as seen:
         start = time.perf_counter()
         out = model.base_model(window[None], use_cache=False).last_hidden_state[0]
@@ -181,6 +184,8 @@ def evaluate(
     Raises:
         InvalidArgumentError: too few tokens, an unknown mode, or a calibration of another model.
     """
+    from . import hf
+
     need = skip + window * windows
     if tokens.numel() < need or window < 2 or windows < 1:
         raise InvalidArgumentError(
@@ -275,6 +280,7 @@ def _main(argv: Sequence[str]) -> None:
     parser.add_argument("--samples", type=samples, default=SAMPLES, help="row blocks per layer")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args(argv)
+    _extras.require("hf")
     names = [name.strip() for name in options.modes.split(",") if name.strip()]
     for name in names:
         if name != REFERENCE:

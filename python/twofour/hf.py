@@ -21,18 +21,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface
 
-from . import models
-from ._hf_mask import CausalMask, causal_or_stored_mask
+from . import _extras, models
 from ._hf_modes import AUTO, SDPA, Modes, Run, head_modes, head_runs
 from .calibration import Calibration, LayerCalibration
 from .errors import InvalidArgumentError, UnsupportedError
 from .ops import attention
 from .plans import explain
 from .sparsity import Sparsity
+
+with _extras.needs("hf"):
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface
+
+    from ._hf_mask import CausalMask, causal_or_stored_mask
 
 NAME = "twofour"
 #: Fewer new tokens than this are dense: a row block would hold mostly padding.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import _files
+from . import _extras, _files
 from .errors import CorruptError, IoError, NotFoundError
 from .plans import available
 
@@ -90,8 +90,10 @@ def _check_gguf(path: Path) -> None:
 
 def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """Dequantises a GGUF file into a transformers model; returns it with its tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    with _extras.needs("hf"):
+        import gguf  # noqa: F401  (transformers imports it late, and says otherwise when it fails)
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     _check_gguf(path)
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
@@ -142,7 +144,8 @@ def load(
         IoError: it cannot be fetched.
         CorruptError: it is damaged or not a causal language model.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    with _extras.needs("hf"):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # A GPU that this build has no kernels for would only be refused later.
     usable = torch.cuda.is_available() and available()["cuda"].available

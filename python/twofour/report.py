@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import _files, _plots, hf
+from . import _files, _plots
 from ._fidelity import ROW_BLOCK, exact_rows
 from .calibration import Calibration
 from .eval import REFERENCE, Evaluation, machine, versions
@@ -75,6 +75,8 @@ def attention_map(
         layer: default the one in the middle.
         head: default the one whose units were decided most differently.
     """
+    from . import hf
+
     modules = hf.attention_modules(model)
     layer = sorted(modules)[len(modules) // 2] if layer is None else layer
     found: dict[str, Any] = {}

