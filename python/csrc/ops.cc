@@ -7,6 +7,7 @@
 
 #include <charconv>
 #include <cstring>
+#include <new>
 #include <tuple>
 #include <vector>
 
@@ -34,9 +35,9 @@ Outputs run(const Call& given, Decisions* decisions) {
   // set OpenMP's number of threads, which the CPU kernels go by.
   (void)torch::stable::get_num_threads();
   Call call = given;
-  call.q = with_unit_last_stride(call.q);
-  call.k = with_unit_last_stride(call.k);
-  call.v = with_unit_last_stride(call.v);
+  call.q = with_unit_last_stride(call.q, "q");
+  call.k = with_unit_last_stride(call.k, "k");
+  call.v = with_unit_last_stride(call.v, "v");
 
   AttentionProblem problem = make_problem(call);
   problem.trace = decisions != nullptr;
@@ -51,11 +52,11 @@ Outputs run(const Call& given, Decisions* decisions) {
   const auto lse_shape =
       problem.packed ? std::vector<int64_t>{problem.heads_q, problem.total_q}
                      : std::vector<int64_t>{problem.batch, problem.heads_q, problem.seqlen_q};
-  Outputs out{torch::stable::new_empty(call.q, o_shape),
-              torch::stable::new_empty(call.q, lse_shape, ScalarType::Float),
+  Outputs out{new_tensor(call.q, o_shape, call.q.scalar_type(), "o"),
+              new_tensor(call.q, lse_shape, ScalarType::Float, "lse"),
               {}};
   const auto bytes = static_cast<int64_t>(plan.workspace_bytes());
-  const Tensor workspace = torch::stable::new_empty(call.q, {bytes}, ScalarType::Byte);
+  const Tensor workspace = new_tensor(call.q, {bytes}, ScalarType::Byte, "workspace");
 
   AttentionArgs args;
   args.q = view(call.q, "q");
@@ -81,7 +82,7 @@ Outputs run(const Call& given, Decisions* decisions) {
 
 /// int64 [5]: units, refined, dropped, pruned_pairs, live_pairs.
 Tensor stats_tensor(const Tensor& like, const AttentionStats& stats) {
-  Tensor out = torch::stable::new_empty(like, {5}, ScalarType::Long);
+  Tensor out = new_tensor(like, {5}, ScalarType::Long, "stats");
   const int64_t values[5] = {stats.units, stats.refined, stats.dropped, stats.pruned_pairs,
                              stats.live_pairs};
   std::memcpy(out.mutable_data_ptr(), values, sizeof(values));
@@ -98,15 +99,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> trace(const Call& call) {
   Decisions decisions;
   Outputs out = run(call, &decisions);
   const Decisions& d = decisions;
-  Tensor kept = torch::stable::new_empty(call.q, {d.heads, d.rows, d.keys}, ScalarType::Bool);
+  Tensor kept = new_tensor(call.q, {d.heads, d.rows, d.keys}, ScalarType::Bool, "kept");
   auto* bits = static_cast<bool*>(kept.mutable_data_ptr());
   for (int64_t head = 0; head < d.heads; ++head) {
     for (int64_t row = 0; row < d.rows; ++row) {
       for (int64_t key = 0; key < d.keys; ++key) *bits++ = d.is_kept(head, row, key);
     }
   }
-  Tensor unit =
-      torch::stable::new_empty(call.q, {d.heads, d.rows, d.half_blocks}, ScalarType::Byte);
+  Tensor unit = new_tensor(call.q, {d.heads, d.rows, d.half_blocks}, ScalarType::Byte, "unit");
   if (!d.unit.empty()) std::memcpy(unit.mutable_data_ptr(), d.unit.data(), d.unit.size());
   return {out.o, out.lse, kept, unit};
 }
@@ -120,9 +120,14 @@ auto from_schema(const Tensor& q, const Tensor& k, const Tensor& v,
                  const std::string& sparsity, bool causal, bool top_left, int64_t window_left,
                  int64_t window_right, const std::optional<double>& scale, int64_t max_seqlen_q,
                  int64_t max_seqlen_k, const std::string& kernel) {
-  return Finish(Call{q, k, v, mask, cu_seqlens_q, cu_seqlens_k, t_q, t_k, w, sparsity, causal,
-                     top_left, window_left, window_right, scale, max_seqlen_q, max_seqlen_k,
-                     kernel});
+  try {
+    return Finish(Call{q, k, v, mask, cu_seqlens_q, cu_seqlens_k, t_q, t_k, w, sparsity, causal,
+                       top_left, window_left, window_right, scale, max_seqlen_q, max_seqlen_k,
+                       kernel});
+  } catch (const std::bad_alloc&) {
+    raise(Status(Code::kOutOfMemory,
+                 "out of memory beside the outputs; a trace needs heads * rows * keys bytes"));
+  }
 }
 
 constexpr auto attention_op = from_schema<attention>;

@@ -25,6 +25,14 @@ View make_view(const Tensor& tensor, const char* what, decltype(View::data) data
   return out;
 }
 
+[[noreturn]] void raise_out_of_memory(const char* what, const std::vector<std::int64_t>& shape,
+                                      ScalarType type) {
+  std::string text;
+  for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  raise(Status(Code::kOutOfMemory, std::string("out of memory: ") + what + " needs " +
+                                       to_string(to_dtype(type, what)) + " [" + text + "]"));
+}
+
 }  // namespace
 
 void raise(const Status& status) {
@@ -60,10 +68,25 @@ DType to_dtype(ScalarType type, const char* what) {
   }
 }
 
-Tensor with_unit_last_stride(const Tensor& tensor) {
+Tensor new_tensor(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type,
+                  const char* what) {
+  try {
+    return torch::stable::new_empty(like, shape, type);
+  } catch (const std::exception&) {
+    raise_out_of_memory(what, shape, type);
+  }
+}
+
+Tensor with_unit_last_stride(const Tensor& tensor, const char* what) {
   const int64_t last = tensor.dim() - 1;
   if (last < 0 || tensor.size(last) <= 1 || tensor.stride(last) == 1) return tensor;
-  return torch::stable::contiguous(tensor);
+  try {
+    return torch::stable::contiguous(tensor);
+  } catch (const std::exception&) {
+    const auto sizes = tensor.sizes();
+    raise_out_of_memory((std::string("a contiguous copy of ") + what).c_str(),
+                        {sizes.begin(), sizes.end()}, tensor.scalar_type());
+  }
 }
 
 ConstTensorView view(const Tensor& tensor, const char* what) {

@@ -4,8 +4,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "twofour/status.h"
 #include "twofour/tensor.h"
@@ -33,8 +35,13 @@ T value(Result<T> result) {
 /// The twofour type of a torch dtype; raises kInvalidArgument naming `what` for any other.
 DType to_dtype(ScalarType type, const char* what);
 
+/// An uninitialised tensor on the device of `like`. Raises kOutOfMemory naming `what`: nothing else
+/// can go wrong, and torch's own error of this interface carries no reason.
+Tensor new_tensor(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type,
+                  const char* what);
+
 /// The tensor itself, or a copy when its last stride is not 1, which no kernel reads.
-Tensor with_unit_last_stride(const Tensor& tensor);
+Tensor with_unit_last_stride(const Tensor& tensor, const char* what);
 
 /// A view of the whole tensor. Never null, also without elements: null means "not given" to
 /// twofour.

@@ -108,6 +108,34 @@ def _mask(mask: Tensor | None, q: Tensor, k: Tensor, packed: bool) -> Tensor | N
     return mask.expand(want)
 
 
+def _scale(scale: Any) -> float | None:
+    if scale is None:
+        return None
+    try:
+        if isinstance(scale, (str, bytes)) or (isinstance(scale, Tensor) and scale.numel() != 1):
+            raise TypeError
+        return float(scale)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgumentError(f"scale: expected a number, got {scale!r}") from None
+
+
+def _transform(calibration: Calibrated | None, q: Tensor) -> tuple[Tensor | None, ...]:
+    """T, T^-T and w."""
+    if calibration is None:
+        return None, None, None
+    if not all(hasattr(calibration, name) for name in ("t_q", "t_k", "w")):
+        raise InvalidArgumentError(
+            "calibration: expected the basis of one layer, an object with t_q, t_k and w such as "
+            f"Calibration.load(path).layers[0], got {type(calibration).__name__}"
+        )
+    t_q, t_k, w = calibration.t_q, calibration.t_k, calibration.w
+    _check_tensor("calibration.t_q", t_q, q)
+    _check_tensor("calibration.t_k", t_k, q)
+    if w is not None:
+        _check_tensor("calibration.w", w, q)
+    return t_q, t_k, w
+
+
 def operator_arguments(
     q: Tensor,
     k: Tensor,
@@ -162,13 +190,7 @@ def operator_arguments(
     if layout == "bhmd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    t_q = t_k = w = None
-    if calibration is not None:
-        t_q, t_k, w = calibration.t_q, calibration.t_k, calibration.w
-        _check_tensor("calibration.t_q", t_q, q)
-        _check_tensor("calibration.t_k", t_k, q)
-        if w is not None:
-            _check_tensor("calibration.w", w, q)
+    t_q, t_k, w = _transform(calibration, q)
     _check_grad({"q": q, "k": k, "v": v})
     left, right = _window(window)
     return (
@@ -186,7 +208,7 @@ def operator_arguments(
         align == "top_left",
         left,
         right,
-        None if scale is None else float(scale),
+        _scale(scale),
         -1 if max_seqlen_q is None else max_seqlen_q,
         -1 if max_seqlen_k is None else max_seqlen_k,
         kernel,

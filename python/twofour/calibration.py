@@ -114,12 +114,17 @@ class Calibration:
         """Reads and validates a file.
 
         Raises:
+            InvalidArgumentError: that is not a path.
             NotFoundError: there is no such file.
             CorruptError: it is not a complete and consistent calibration.
         """
         with _extras.needs("hf"):
             from safetensors import SafetensorError, safe_open
 
+        if not isinstance(path, (str, os.PathLike)):
+            raise InvalidArgumentError(
+                f"calibration: expected a Calibration or the path of one, got {type(path).__name__}"
+            )
         path = Path(path)
         if not path.is_file():
             raise NotFoundError(f"calibration {path}: no such file")

@@ -72,11 +72,19 @@ _BY_CODE = {
 }
 # What csrc/tensors.cc writes in front of a message.
 _PREFIX = re.compile(r"\[twofour:(\w+)\] (.*)")
+# What torch says when an argument does not fit an operator's schema.
+_SCHEMA = re.compile(
+    r"Expected a value of type '([^']*)' for argument '(\w+)' but instead found type.*\n"
+    r"(?:Position: .*\n)?Value: (.*)"
+)
 
 
 def reraise(error: RuntimeError) -> NoReturn:
     """Raises the twofour error that `error` carries as text, or `error` itself."""
     found = _PREFIX.search(str(error))
     if found is None:
+        if wrong := _SCHEMA.search(str(error)):
+            kind, name, value = wrong.groups()
+            raise InvalidArgumentError(f"{name}: expected {kind}, got {value}") from None
         raise error
     raise _BY_CODE.get(found[1], InternalError)(found[2]) from None

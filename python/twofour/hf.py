@@ -76,12 +76,21 @@ class _Settings:
     recorder: Recorder | None = None
 
 
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidArgumentError(
+            f"model: expected a model of transformers, got {type(model).__name__}"
+        )
+
+
 def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
     """The self-attention modules of a decoder by layer index.
 
     Raises:
+        InvalidArgumentError: that is not a model.
         UnsupportedError: there are none that transformers' attention interface drives.
     """
+    _check_model(model)
     found: dict[int, nn.Module] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
@@ -180,6 +189,7 @@ def enable(
 
 def disable(model: nn.Module) -> nn.Module:
     """Undoes `enable`: the attention implementation is again what it was. Harmless otherwise."""
+    _check_model(model)
     for module in model.modules():
         if hasattr(module, _SETTINGS):
             delattr(module, _SETTINGS)

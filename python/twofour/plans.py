@@ -46,18 +46,54 @@ def kernels() -> list[str]:
     return torch.ops.twofour.kernels().split("\n")
 
 
-def _longest(cu_seqlens: Tensor, given: int, name: str) -> int:
-    if given >= 0:
-        return given
+def _name(dtype: torch.dtype) -> str:
+    """As the C++ library writes it."""
+    if dtype == torch.float64:
+        return "fp64"
+    return _DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def _check_operand(name: str, tensor: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
+    """What the operator checks when it runs."""
+    if tensor.dtype != q.dtype:
+        raise InvalidArgumentError(f"{name}: expected {_name(q.dtype)}, got {_name(tensor.dtype)}")
+    if tensor.shape != shape:
+        raise InvalidArgumentError(
+            f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}"
+        )
+
+
+def _longest(cu_seqlens: Tensor, total: int, given: int, name: str) -> int:
+    """The longest packed sequence, or what the caller says it is; checked as by the operator."""
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not cu_seqlens.numel():
+        raise InvalidArgumentError(
+            f"cu_seqlens_{name}: expected an int32 vector of batch + 1 offsets, got "
+            f"{_name(cu_seqlens.dtype)} {list(cu_seqlens.shape)}"
+        )
     if cu_seqlens.device.type == "meta":
-        raise InvalidArgumentError(f"{name}: expected a length, since cu_seqlens is a meta tensor")
-    return max(int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0, 0)
+        if given < 0:
+            raise InvalidArgumentError(
+                f"max_seqlen_{name}: expected a length, since cu_seqlens_{name} is a meta tensor"
+            )
+        return given
+    lengths = cu_seqlens.diff()
+    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != total or bool((lengths < 0).any()):
+        raise InvalidArgumentError(
+            f"cu_seqlens_{name}: expected offsets that ascend from 0 to {total}, the tokens of "
+            f"{name}, got {cu_seqlens.tolist()}"
+        )
+    found = int(lengths.max()) if lengths.numel() else 0
+    if 0 <= given < found:
+        raise InvalidArgumentError(
+            f"max_seqlen_{name}: expected at least {found}, the longest sequence, got {given}"
+        )
+    return found if given < 0 else given
 
 
 def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
     *,
     mode: Any = "auto",
     causal: bool = False,
@@ -76,10 +112,12 @@ def explain(
 
     Errors as for `attention`: a refusal names every kernel tried and why.
     """
+    if q is None or k is None or v is None:
+        raise InvalidArgumentError(
+            "explain: expected q, k and v, whose shapes decide; tensors on the meta device do"
+        )
     arguments = operator_arguments(
-        q.detach(),
-        k.detach(),
-        v.detach(),
+        *(t.detach() if isinstance(t, Tensor) else t for t in (q, k, v)),
         mode=mode,
         causal=causal,
         align=align,
@@ -100,12 +138,20 @@ def explain(
     )
     q, k, v = arguments[:3]
     if q.dtype not in _DTYPES:
-        raise InvalidArgumentError(f"q: expected fp32, fp16 or bf16, got {q.dtype}")
+        raise InvalidArgumentError(f"q: expected fp32, fp16 or bf16, got {_name(q.dtype)}")
     packed = cu_seqlens_q is not None
+    keys = (*(() if packed else q.shape[:1]), *k.shape[-3:-1])
+    _check_operand("k", k, q, (*keys, q.size(-1)))
+    _check_operand("v", v, q, (*keys, v.size(-1)))
     if packed:
+        seqlen_q = _longest(cu_seqlens_q, q.size(0), arguments[15], "q")
+        seqlen_k = _longest(cu_seqlens_k, k.size(0), arguments[16], "k")
         batch = cu_seqlens_q.numel() - 1
-        seqlen_q = _longest(cu_seqlens_q, arguments[15], "max_seqlen_q")
-        seqlen_k = _longest(cu_seqlens_k, arguments[16], "max_seqlen_k")
+        if cu_seqlens_k.numel() - 1 != batch:
+            raise InvalidArgumentError(
+                f"cu_seqlens_k: expected {batch + 1} offsets like cu_seqlens_q, got "
+                f"{cu_seqlens_k.numel()}"
+            )
     else:
         batch, seqlen_q, seqlen_k = q.size(0), q.size(1), k.size(1)
     try:

@@ -32,7 +32,9 @@ def python(tmp_path):
 
     def run(*arguments, **settings):
         # The cache is empty: what should fail early must not get as far as the network.
-        environment = {"PYTHONPATH": str(tmp_path), "TWOFOUR_CACHE": str(tmp_path / "cache")}
+        paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {"PYTHONPATH": os.pathsep.join(paths)}
+        environment["TWOFOUR_CACHE"] = str(tmp_path / "cache")
         return subprocess.run(
             [sys.executable, *arguments], env=os.environ | environment | settings, cwd=tmp_path,
             capture_output=True, text=True,

@@ -330,6 +330,17 @@ def test_models_without_the_attention_interface_are_refused():
         twofour.hf.enable(torch.nn.Linear(4, 4))
 
 
+@pytest.mark.parametrize("call", [twofour.hf.enable, twofour.hf.disable])
+def test_what_is_no_model_is_named(call):
+    with pytest.raises(twofour.InvalidArgumentError, match=r"a model of .*, got object"):
+        call(object())
+
+
+def test_calibrations_are_objects_or_paths():
+    with pytest.raises(twofour.InvalidArgumentError, match=r"a Calibration or .*, got int"):
+        twofour.hf.enable(tiny_llama(), mode="dual", calibration=3)
+
+
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("padded", [False, True])
 def test_causal_mask_is_the_mask_of_sdpa(window, padded):

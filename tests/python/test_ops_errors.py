@@ -1,5 +1,7 @@
 """Bad calls: a named error with one line that says what was expected and what came."""
 
+import re
+
 import pytest
 import torch
 
@@ -303,3 +305,64 @@ def test_windows_are_whole_numbers(window):
     q = torch.randn(1, 8, 1, 16)
     with pytest.raises(twofour.InvalidArgumentError, match="window: expected two whole numbers"):
         twofour.attention(q, q, q, window=window)
+
+
+# What `explain` takes.
+EXPLAINED = {
+    name: case
+    for name, case in BAD.items()
+    if not {"scale", "dropout_p", "softcap", "sinks", "bias"} & case[1].keys()
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_explain_refuses_what_attention_refuses(name):
+    (q, k, v), options, error, words = EXPLAINED[name]
+    with pytest.raises(error) as caught:
+        twofour.explain(q, k, v, **options)
+    assert caught.value.code == error.code and "\n" not in str(caught.value)
+    # The same text but for the values of offsets, of which one line covers all.
+    if not name.startswith("cu_seqlens"):
+        assert re.search(words, str(caught.value))
+
+
+def test_explain_without_shapes():
+    with pytest.raises(InvalidArgumentError, match="explain: expected q, k and v"):
+        twofour.explain(mode="int8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scale": "a"}, "scale: expected a number, got 'a'"),
+        ({"scale": "1"}, "scale: expected a number, got '1'"),
+        ({"scale": [1.0]}, r"scale: expected a number, got \[1.0\]"),
+        ({"scale": 10**400}, "scale: expected a number"),
+        ({"scale": torch.zeros(2)}, "scale: expected a number"),
+        ({"calibration": "x"}, "calibration: expected the basis of one layer.*, got str"),
+        ({"calibration": {"t_q": 1}}, "calibration: expected the basis of one layer.*, got dict"),
+        ({"kernel": 3}, "kernel: expected str, got 3"),
+        ({"max_seqlen_q": 1.5}, "max_seqlen_q: expected int, got 1.5"),
+    ],
+)
+def test_values_of_another_kind(options, words):
+    with pytest.raises(InvalidArgumentError, match=words) as caught:
+        twofour.attention(Q, Q, Q, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_fields_of_another_kind():
+    with pytest.raises(InvalidArgumentError, match="block: expected int, got 'a'"):
+        twofour.Sparsity(block="a")
+
+
+def test_memory_that_is_not_there_is_named():
+    """Sizes that no machine has, from tensors that take none: refused by the allocator."""
+    row = torch.zeros(1, 1, 1, 64)
+    keys = row.expand(1, 2**26, 1, 64)
+    with pytest.raises(twofour.OutOfMemoryError, match=r"out of memory.*heads \* rows \* keys"):
+        twofour.trace(row.expand(1, 2**26, 1, 64), keys, keys, mode="score", kernel=REFERENCE)
+    many = torch.zeros(1).expand(1, 2**30, 2**10, 64)  # 256 TiB
+    with pytest.raises(twofour.OutOfMemoryError, match="a contiguous copy of q needs fp32") as no:
+        twofour.attention(many, many[:, :1], many[:, :1], mode="dense")
+    assert isinstance(no.value, MemoryError) and "\n" not in str(no.value)
