@@ -63,7 +63,7 @@ if [ -f "$libdir/libtwofour.a" ]; then
   mkdir "$work/shared"
   # shellcheck disable=SC2046
   "$cxx" -shared -o "$work/shared/libtwofour.so" -Wl,--whole-archive "$libdir/libtwofour.a" \
-    -Wl,--no-whole-archive $(pkg-config --libs-only-l twofour | sed 's/-ltwofour//')
+    -Wl,--no-whole-archive $(pkg-config --libs twofour | sed 's/-ltwofour//')
   "$cxx" -std=c++20 -O2 -I"$prefix/include" "$source/examples/attention.cc" \
     -o "$work/shared/attention_cc" -L"$work/shared" -ltwofour
   "$cc" -std=c99 -O2 -I"$prefix/include" "$source/examples/attention.c" \

@@ -178,7 +178,8 @@ set_up() {
 launcher="$venv/bin/python;-IS;$root/tools/dev/compile_cost.py"
 
 configure() { # configure PRESET
-  (cd "$root" && cmake --preset "$1" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_C_COMPILER_LAUNCHER="$launcher")
+  (cd "$root" && cmake --preset "$1" --no-warn-unused-cli -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
+    -DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$launcher")
 }
 
 build_release() {

@@ -1,0 +1,99 @@
+# CUDA: whether kernels for NVIDIA GPUs are built, and how. Sets TWOFOUR_WITH_CUDA.
+#
+# One object library per set of architectures, since architectures belong to a target. Every file is
+# found by its folder, so that a new kernel needs no list to be edited.
+# TWOFOUR_CUDA_OBJECTS: the object files of the device code, as generator expressions.
+set(TWOFOUR_CUDA "AUTO" CACHE STRING "CUDA kernels: AUTO (when nvcc 12.5 or newer is found), ON or OFF")
+set_property(CACHE TWOFOUR_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(TWOFOUR_WITH_CUDA OFF)
+set(TWOFOUR_CUDA_OBJECTS "")
+
+set(cuda_why_not "")
+if(TWOFOUR_CUDA STREQUAL "AUTO" AND NOT EXISTS ${PROJECT_SOURCE_DIR}/src/cuda/sm90/attention.h)
+  set(cuda_why_not "there are none yet")
+elseif(TWOFOUR_CUDA STREQUAL "AUTO" OR TWOFOUR_CUDA)
+  # A compiler that was asked for is not replaced by another one.
+  set(nvcc "${CMAKE_CUDA_COMPILER}")
+  if(NOT nvcc)
+    set(nvcc "$ENV{CUDACXX}")
+  endif()
+  if(NOT nvcc)
+    find_program(TWOFOUR_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME
+                 PATHS /usr/local/cuda PATH_SUFFIXES bin)
+    mark_as_advanced(TWOFOUR_NVCC)
+    set(nvcc "${TWOFOUR_NVCC}")
+  endif()
+  if(NOT nvcc)
+    set(cuda_why_not "no nvcc was found")
+  else()
+    execute_process(COMMAND "${nvcc}" --version OUTPUT_VARIABLE nvcc_says ERROR_QUIET
+                    RESULT_VARIABLE nvcc_failed)
+    if(nvcc_failed OR NOT nvcc_says MATCHES "release ([0-9]+\\.[0-9]+)")
+      set(cuda_why_not "${nvcc} does not run")
+    elseif(CMAKE_MATCH_1 VERSION_LESS 12.5)
+      set(cuda_why_not "expected nvcc 12.5 or newer, got ${CMAKE_MATCH_1} in ${nvcc}")
+    else()
+      set(TWOFOUR_WITH_CUDA ON)
+      set(nvcc_version ${CMAKE_MATCH_1})
+    endif()
+  endif()
+  if(NOT TWOFOUR_WITH_CUDA AND NOT TWOFOUR_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "TWOFOUR_CUDA is ${TWOFOUR_CUDA}: ${cuda_why_not}")
+  endif()
+else()
+  set(cuda_why_not "TWOFOUR_CUDA is ${TWOFOUR_CUDA}")
+endif()
+
+if(NOT TWOFOUR_WITH_CUDA)
+  message(STATUS "twofour: CUDA kernels are not built: ${cuda_why_not}")
+  target_sources(twofour PRIVATE src/cuda/absent/cuda.cc)
+  return()
+endif()
+message(STATUS "twofour: CUDA kernels are built with nvcc ${nvcc_version}")
+
+set(CMAKE_CUDA_COMPILER "${nvcc}" CACHE FILEPATH "CUDA compiler")
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 90)  # of CMake's own trial programs only; each target sets its own
+endif()
+enable_language(CUDA)
+if(NOT "cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)  # CMake 3.25 does not know it of nvcc 13
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  list(APPEND CMAKE_CUDA_COMPILE_FEATURES cuda_std_20)
+endif()
+find_package(CUDAToolkit 12.5 REQUIRED QUIET)  # it would tell of libraries nobody needs
+
+# twofour_cuda_objects(NAME ARCHITECTURES FOLDER...): the .cu files of the folders, part of twofour.
+function(twofour_cuda_objects name architectures)
+  list(TRANSFORM ARGN APPEND "/*.cu")
+  file(GLOB sources CONFIGURE_DEPENDS ${ARGN})
+  if(NOT sources)
+    return()
+  endif()
+  add_library(${name} OBJECT ${sources})
+  set_target_properties(${name} PROPERTIES
+    CUDA_ARCHITECTURES "${architectures}"
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
+    CUDA_RUNTIME_LIBRARY Static
+    CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    POSITION_INDEPENDENT_CODE ON)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include
+                                             ${PROJECT_SOURCE_DIR}/src)
+  target_compile_options(${name} PRIVATE
+    --expt-relaxed-constexpr -O3 "-Xcompiler=-Wall,-Wextra,-Wshadow=local")
+  target_sources(twofour PRIVATE $<TARGET_OBJECTS:${name}>)
+  set(TWOFOUR_CUDA_OBJECTS ${TWOFOUR_CUDA_OBJECTS} $<TARGET_OBJECTS:${name}> PARENT_SCOPE)
+endfunction()
+
+twofour_cuda_objects(twofour_cuda "80-real;86-real;89-real;90-real;80-virtual"
+                     src/cuda src/cuda/prepare)
+twofour_cuda_objects(twofour_cuda_sm80 "80-real;86-real;89-real;90-real;80-virtual" src/cuda/sm80)
+# wgmma and TMA in this form exist on Hopper alone: code for 9.0a runs on nothing newer.
+twofour_cuda_objects(twofour_cuda_sm90 "90a-real" src/cuda/sm90)
+
+file(GLOB_RECURSE cuda_host_sources CONFIGURE_DEPENDS src/cuda/*.cc)
+list(FILTER cuda_host_sources EXCLUDE REGEX "/src/cuda/absent/")
+target_sources(twofour PRIVATE ${cuda_host_sources})
+target_compile_definitions(twofour PRIVATE TWOFOUR_WITH_CUDA)
+# The static runtime loads the driver at the first CUDA call; libcuda itself is never linked.
+target_link_libraries(twofour PRIVATE CUDA::cudart_static)
