@@ -39,6 +39,7 @@ struct PreparedK {
 };
 
 /// Computes the prepared K of `args.k` for int8 problems; reads q only for its shape.
+/// On the CPU, for runs there: kUnsupported when k is memory of a CUDA device.
 /// Errors as for plan and run.
 Result<PreparedK> prepare_k(const AttentionProblem& problem, const AttentionArgs& args);
 

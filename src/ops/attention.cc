@@ -1,5 +1,8 @@
 #include "twofour/attention.h"
 
+#include "cuda/device.h"
+#include "cuda/memory.h"
+
 namespace twofour {
 namespace {
 
@@ -28,13 +31,20 @@ void take_shapes(AttentionProblem& problem, const AttentionArgs& args) {
 
 Status attention(AttentionProblem problem, const AttentionArgs& args) {
   take_shapes(problem, args);
-  const auto device = cpu_device();
+  const auto index = cuda::device_of(args.q.data);
+  const auto device = index ? cuda_device(*index) : cpu_device();
   if (!device.ok()) return device.status();
   const auto chosen = plan(problem, *device);
   if (!chosen.ok()) return chosen.status();
   const std::size_t bytes = chosen->workspace_bytes();
-  const auto workspace = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  return chosen->run(args, workspace.get(), bytes);
+  if (!index) {
+    const auto workspace = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    return chosen->run(args, workspace.get(), bytes);
+  }
+  const auto workspace = cuda::Buffer::allocate(*index, bytes);
+  if (!workspace.ok()) return workspace.status();
+  const Status status = chosen->run(args, workspace->data(), bytes);
+  return status.ok() ? cuda::synchronize(*index) : status;
 }
 
 }  // namespace twofour

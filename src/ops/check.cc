@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <initializer_list>
+#include <string_view>
 
 #include "core/decisions.h"
 #include "ops/memory.h"
@@ -123,19 +124,66 @@ Status check_offsets(const std::string& side, const std::int32_t* offsets, std::
   return {};
 }
 
-Status check_packed(const AttentionProblem& p, const AttentionArgs& args) {
+/// TMA reads and writes in steps of 16 bytes, and so do the CUDA kernels without it.
+constexpr std::int64_t kCudaAlign = 16;
+
+Status check_cuda_alignment(const AttentionArgs& args) {
+  struct Operand {
+    const char* name;
+    const ConstTensorView view;
+  };
+  for (const Operand& t :
+       {Operand{"q", args.q}, Operand{"k", args.k}, Operand{"v", args.v}, Operand{"o", args.o}}) {
+    if (t.view.numel() == 0) continue;
+    if (reinterpret_cast<std::uintptr_t>(t.view.data) % kCudaAlign != 0) {
+      return wrong(t.name, "an address aligned to 16 bytes on CUDA", "one that is not");
+    }
+    const auto element = static_cast<std::int64_t>(size_of(t.view.dtype));
+    for (int i = 0; i + 1 < t.view.rank; ++i) {
+      if (t.view.shape[i] > 1 && t.view.stride[i] * element % kCudaAlign != 0) {
+        return wrong(t.name, "strides of a multiple of 16 bytes on CUDA",
+                     "stride " + std::to_string(t.view.stride[i]) + " (" +
+                         std::to_string(t.view.stride[i] * element) + " bytes) of axis " +
+                         std::to_string(i));
+      }
+    }
+  }
+  if (reinterpret_cast<std::uintptr_t>(args.stats) % alignof(AttentionStats) != 0) {
+    return wrong("stats", "an address aligned to 8 bytes", "one that is not");
+  }
+  return {};
+}
+
+/// Offsets in device memory, whose values only the kernels see.
+Status check_cuda_offsets(const std::string& side, const std::int32_t* offsets,
+                          std::int64_t batch) {
+  const std::string name = "cu_seqlens_" + side;
+  if (offsets == nullptr) {
+    return wrong(name, std::to_string(batch + 1) + " offsets with packed", "a null pointer");
+  }
+  if (reinterpret_cast<std::uintptr_t>(offsets) % alignof(std::int32_t) != 0) {
+    return wrong(name, "an address aligned to 4 bytes", "one that is not");
+  }
+  return {};
+}
+
+Status check_packed(const AttentionProblem& p, const AttentionArgs& args, DeviceKind kind) {
   if (!p.packed) {
     if (args.cu_seqlens_q != nullptr || args.cu_seqlens_k != nullptr) {
       return wrong("cu_seqlens", "none, since the problem is not packed", "offsets");
     }
     return {};
   }
+  if (kind == DeviceKind::kCuda) {
+    Status status = check_cuda_offsets("q", args.cu_seqlens_q, p.batch);
+    return status.ok() ? check_cuda_offsets("k", args.cu_seqlens_k, p.batch) : status;
+  }
   Status status = check_offsets("q", args.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q);
   if (!status.ok()) return status;
   return check_offsets("k", args.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k);
 }
 
-Status check_transform(const AttentionProblem& p, const AttentionArgs& args) {
+Status check_transform(const AttentionProblem& p, const AttentionArgs& args, DeviceKind kind) {
   if (p.sparsity.qk != QKProduct::kNm24) return {};
   if (p.has_transform != (args.transform != nullptr)) {
     return wrong(
@@ -154,6 +202,7 @@ Status check_transform(const AttentionProblem& p, const AttentionArgs& args) {
   if (t.t_q == nullptr || t.t_k == nullptr) {
     return wrong("transform", "both t_q and t_k", "a null pointer");
   }
+  if (kind == DeviceKind::kCuda) return {};
   for (std::int64_t i = 0; t.w != nullptr && i < t.heads_kv * t.head_dim; ++i) {
     if (!(t.w[i] > 0) || !std::isfinite(t.w[i])) {
       return wrong("transform.w[" + std::to_string(i) + "]", "a finite weight > 0",
@@ -267,43 +316,53 @@ void visit_inputs(const AttentionProblem& p, const AttentionArgs& args, Visit vi
   }
 }
 
+/// Every array that a call writes in the memory of its device, by name.
+template <class Visit>
+void visit_outputs(const AttentionArgs& args, Visit visit) {
+  if (args.o) visit("o", ConstTensorView(args.o));
+  if (args.lse) visit("lse", ConstTensorView(args.lse));
+  constexpr std::int64_t kCounts = sizeof(AttentionStats) / sizeof(std::int64_t);
+  if (args.stats != nullptr) {
+    visit("stats", contiguous(static_cast<const void*>(args.stats), DType::kI64, {kCounts}));
+  }
+}
+
 Status check_overlap(const AttentionProblem& p, const AttentionArgs& args) {
-  struct Output {
-    const char* name;
-    const ConstTensorView view;
-  };
-  for (const Output& output : {Output{"o", args.o}, Output{"lse", args.lse}}) {
-    if (!output.view) continue;
-    if (!elements_distinct(output.view)) {
-      return wrong(output.name, "strides that give every element its own memory",
-                   "elements that share it");
+  Status status;
+  visit_outputs(args, [&](const char* name, const ConstTensorView& output) {
+    if (status.ok() && !elements_distinct(output)) {
+      status =
+          wrong(name, "strides that give every element its own memory", "elements that share it");
     }
-    const Footprint written = *footprint(output.view);
-    Status status;
-    const auto against = [&](const char* name, const Footprint& other) {
+    if (!status.ok()) return;
+    const Footprint written = *footprint(output);
+    const auto against = [&](const char* other_name, const Footprint& other) {
       if (status.ok() && may_overlap(written, other)) {
-        status = wrong(output.name, "memory that overlaps nothing else",
-                       std::string("an overlap with ") + name);
+        status = wrong(name, "memory that overlaps nothing else",
+                       std::string("an overlap with ") + other_name);
       }
     };
     visit_inputs(p, args, against);
-    if (!status.ok()) return status;
-  }
-  if (args.o && args.lse && may_overlap(*footprint(args.o), *footprint(args.lse))) {
-    return wrong("o", "memory that overlaps nothing else", "an overlap with lse");
-  }
-  return {};
+    bool later = false;
+    visit_outputs(args, [&](const char* other_name, const ConstTensorView& other) {
+      if (later) against(other_name, *footprint(other));
+      later = later || std::string_view(other_name) == name;
+    });
+  });
+  return status;
 }
 
 }  // namespace
 
-Status check_args(const AttentionProblem& problem, const AttentionArgs& args) {
+Status check_args(const AttentionProblem& problem, const AttentionArgs& args,
+                  const Device& device) {
   AttentionProblem p = problem;
   p.sparsity = resolved(p.sparsity, p.head_dim);
   Status status = check_views(p, args);
   if (status.ok()) status = check_mask(p, args);
-  if (status.ok()) status = check_packed(p, args);
-  if (status.ok()) status = check_transform(p, args);
+  if (status.ok() && device.kind == DeviceKind::kCuda) status = check_cuda_alignment(args);
+  if (status.ok()) status = check_packed(p, args, device.kind);
+  if (status.ok()) status = check_transform(p, args, device.kind);
   if (status.ok()) status = check_prepared(p, args);
   if (status.ok()) status = check_decisions(p, args);
   if (status.ok()) status = check_overlap(p, args);
@@ -314,7 +373,7 @@ Status check_keys(const AttentionProblem& p, const AttentionArgs& args) {
   Status status =
       check_operand("k", args.k, p, p.packed ? p.total_k : p.seqlen_k, p.heads_kv, p.head_dim);
   if (status.ok()) status = check_mask(p, args);
-  if (status.ok()) status = check_packed(p, args);
+  if (status.ok()) status = check_packed(p, args, DeviceKind::kCpu);
   return status;
 }
 
@@ -330,8 +389,9 @@ Status check_workspace(const AttentionProblem& problem, const AttentionArgs& arg
     }
   };
   visit_inputs(problem, args, against);
-  if (args.o) against("o", *footprint(args.o));
-  if (args.lse) against("lse", *footprint(args.lse));
+  visit_outputs(args, [&](const char* name, const ConstTensorView& output) {
+    against(name, *footprint(output));
+  });
   return status;
 }
 

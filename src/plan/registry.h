@@ -16,7 +16,8 @@ struct KernelConfig {
   bool trace = false;  // writes Decisions; never timed
 };
 
-/// Arguments of a launch: checked, with the sparsity resolved.
+/// Arguments of a launch: checked, with the sparsity resolved. On CUDA the pointers of `args`, the
+/// stats included, are memory of the device, which is the current one; `decisions` are the host's.
 struct Launch {
   const AttentionProblem& problem;
   const AttentionArgs& args;
@@ -42,7 +43,9 @@ struct Kernel {
 /// All rows in order of preference; the reference is the last.
 std::span<const Kernel> kernels();
 
-/// Checks views, strides, cu_seqlens, mask and overlap against a problem that validates.
-Status check_args(const AttentionProblem& problem, const AttentionArgs& args);
+/// Checks views, strides, cu_seqlens, mask and overlap against a problem that validates. Memory of
+/// a CUDA device is judged by its addresses and strides; its contents are not read.
+Status check_args(const AttentionProblem& problem, const AttentionArgs& args,
+                  const Device& device = {});
 
 }  // namespace twofour

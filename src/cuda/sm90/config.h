@@ -1,0 +1,78 @@
+// What a kernel row of sm_90 attention is made of: the template argument, the registry's key and
+// the launch parameters.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "layout/schedule.h"
+#include "twofour/sparsity.h"
+#include "twofour/tensor.h"
+
+namespace twofour::cuda::sm90 {
+
+struct Config {
+  DType dtype = DType::kF16;
+  int head_dim = 128;  // what Q, K and V are padded to in shared memory: 64 or 128
+  QKProduct qk = QKProduct::kExact;
+  ScorePattern score = ScorePattern::kPair;
+  int block = 192;  // keys in a key block
+  int tile = 96;    // keys in a step: the block, or half of it
+  int stages = 3;   // K and V tiles in flight, each
+  bool refine = false;
+  bool drop = false;
+  bool trace = false;  // writes what was kept, refined and dropped; never timed
+
+  /// A step is then a unit: rows may refine or drop it by itself.
+  constexpr bool decides() const { return refine || drop; }
+};
+
+inline constexpr int kWarpgroups = 3;  // of consumers; each has 64 rows of the row block
+inline constexpr int kThreads = 128 * (kWarpgroups + 1);
+static_assert(layout::kRowBlock == 64 * kWarpgroups && layout::kUnitRows == 64);
+
+/// Strides in elements.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t batch = 0;
+  std::int64_t row = 0;
+  std::int64_t head = 0;
+};
+
+/// One call. Sequences of a packed call are found through the two prefix arrays.
+struct Params {
+  CUtensorMap k;       // {D, N, Hkv, B}, box of half a tile by 64 channels (int8: all channels)
+  CUtensorMap v;       // {D, N, Hkv, B}, the same box
+  CUtensorMap v_pair;  // {D, 2, N - distance, Hkv, B}: key r and its partner side by side
+  Rows q;
+  Rows o;
+  float* lse;  // [B,Hq,M] by strides, or null
+  std::int64_t lse_batch, lse_head, lse_row;
+  int batch, heads_q, heads_kv, group;  // group = heads_q / heads_kv
+  int head_dim, head_dim_v;
+  int seqlen_q, seqlen_k;
+  bool packed;
+  const std::int32_t* cu_seqlens_q;  // [B+1]
+  const std::int32_t* cu_seqlens_k;  // [B+1]
+  const std::int32_t* row_blocks;    // [B+1], packed: row blocks before each sequence
+  const std::int32_t* key_blocks;    // [B+1], packed: key blocks before each sequence
+  bool causal;
+  Align align;
+  Window window;
+  int sink_blocks, local_blocks;
+  float scale;             // of scores, nats
+  float scale_log2;        // |scale| * log2(e)
+  const float* weights;    // [Hkv,D] of nm24, or null
+  const float* key_scale;  // [Hkv, key blocks] of int8
+  const float* key_mean;   // [Hkv,B,D]
+  std::int64_t total_key_blocks;
+  float refine_log2, drop_log2;
+  unsigned long long* stats;              // AttentionStats, or null
+  unsigned long long* kept;               // trace: [Hq, rows, words]
+  unsigned char* unit;                    // trace: [Hq, rows, half-blocks]
+  std::int64_t rows, words, half_blocks;  // of the trace
+  std::int32_t* next_item;                // work counter, zero at the start
+};
+
+}  // namespace twofour::cuda::sm90

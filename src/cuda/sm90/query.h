@@ -1,0 +1,171 @@
+// Loading the 64 query rows of a warpgroup: from global memory into the shared tiles that the
+// products read, pruned or quantised on the way. Each warp handles its own 16 rows.
+#pragma once
+
+#include "cuda/ptx/async.h"
+#include "cuda/ptx/math.h"
+#include "cuda/sm90/item.h"
+#include "cuda/sm90/shared.h"
+#include "cuda/tile/select_channels.h"
+
+namespace twofour::cuda::sm90 {
+
+__device__ __forceinline__ void store_shared(std::uint32_t address, uint4 value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_shared(std::uint32_t address, uint2 value) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(value.x), "r"(value.y)
+               : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+template <Config c>
+struct QueryLoader {
+  using S = Shared<c>;
+  static constexpr int kChunks = c.head_dim / 8;    // 16 bytes each, in a row
+  static constexpr int kRowsAtOnce = 32 / kChunks;  // of a warp
+  static constexpr int kPasses = 16 / kRowsAtOnce;
+
+  const Params& p;
+  const Item& item;
+  unsigned char* memory;  // shared, generic
+  std::uint32_t shared;   // shared, window address
+  int warpgroup, warp, lane;
+
+  /// Fills the tiles of this warp's rows. Afterwards fence_proxy_async and a barrier of the
+  /// warpgroup.
+  __device__ void run() const {
+    const int chunk = lane % kChunks;
+    const bool chunk_exists = 8 * chunk < p.head_dim;
+    const auto* base = static_cast<const unsigned short*>(p.q.data) + item.b * p.q.batch +
+                       item.head * p.q.head + std::int64_t{item.first_row_q} * p.q.row + 8 * chunk;
+    const int first = item.position_of(64 * warpgroup + 16 * warp) - item.position;
+    uint4 q[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = first + pass * kRowsAtOnce + lane / kChunks;
+      q[pass] = make_uint4(0, 0, 0, 0);
+      if (chunk_exists && row >= 0 && row < item.seqlen_q)
+        q[pass] = __ldg(reinterpret_cast<const uint4*>(base + row * p.q.row));
+    }
+    const float* side =
+        is_int8(c) ? p.key_mean + (std::int64_t{item.kv_head} * p.batch + item.b) * c.head_dim
+                   : p.weights + item.kv_head * p.head_dim;
+    float channel[8];  // the mean of K, or the weight of q'
+    if constexpr (is_int8(c) || is_nm24(c)) {
+      const bool given = chunk_exists && (is_int8(c) || p.weights != nullptr);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) channel[i] = given ? __ldg(side + 8 * chunk + i) : 1.0f;
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = 16 * warp + pass * kRowsAtOnce + lane / kChunks;
+      if constexpr (is_int8(c)) {
+        quantise(q[pass], channel, row, chunk);
+      } else {
+        const uint4 flipped = times_sign(q[pass]);
+        store_shared(shared + S::kQueries + warpgroup * S::Query::kTileBytes +
+                         S::Query::offset({row, 8 * chunk}),
+                     flipped);
+        if constexpr (is_nm24(c)) prune(flipped, channel, row, chunk);
+      }
+    }
+  }
+
+ private:
+  // The kernel scales by |scale| and keeps the larger raw score, so the sign goes into q.
+  __device__ uint4 times_sign(uint4 q) const {
+    if (p.scale > 0) return q;
+    if (p.scale == 0) return make_uint4(0, 0, 0, 0);
+    constexpr std::uint32_t kSigns = 0x80008000u;
+    return make_uint4(q.x ^ kSigns, q.y ^ kSigns, q.z ^ kSigns, q.w ^ kSigns);
+  }
+
+  __device__ void prune(uint4 q, const float (&w)[8], int row, int chunk) const {
+    const std::uint32_t word[4] = {q.x, q.y, q.z, q.w};
+    std::uint32_t m[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      m[i / 2][i % 2 * 2] = tile::magnitude(ptx::unpack_low<c.dtype>(word[i]), w[2 * i]);
+      m[i / 2][i % 2 * 2 + 1] = tile::magnitude(ptx::unpack_high<c.dtype>(word[i]), w[2 * i + 1]);
+    }
+    const tile::KeptGroup low = tile::keep_two(word[0], word[1], m[0]);
+    const tile::KeptGroup high = tile::keep_two(word[2], word[3], m[1]);
+    store_shared(shared + S::kPruned + warpgroup * S::PrunedQuery::kTileBytes +
+                     S::PrunedQuery::offset({row, 4 * chunk}),
+                 make_uint2(low.values, high.values));
+    memory[S::kMetadata + warpgroup * S::kMetadataBytes + row * kChunks + chunk] =
+        static_cast<unsigned char>(low.nibble | high.nibble << 4);
+  }
+
+  __device__ void quantise(uint4 q, const float (&mean)[8], int row, int chunk) const {
+    const std::uint32_t word[4] = {q.x, q.y, q.z, q.w};
+    float value[8];
+    float largest = 0, dot = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      value[2 * i] = ptx::unpack_low<c.dtype>(word[i]);
+      value[2 * i + 1] = ptx::unpack_high<c.dtype>(word[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      largest = ptx::max_nan(largest, fabsf(value[i]));
+      dot = fmaf(value[i], mean[i], dot);
+    }
+#pragma unroll
+    for (int distance = 1; distance < kChunks; distance *= 2) {
+      largest = ptx::max_nan(largest, __shfl_xor_sync(~0u, largest, distance));
+      dot += __shfl_xor_sync(~0u, dot, distance);
+    }
+    float scale = __fdiv_rn(largest, 127.0f);
+    if (scale == 0) scale = 1;
+    if (!(largest < INFINITY)) scale = NAN;
+    std::uint32_t codes[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      int code = __float2int_rn(__fdiv_rn(value[i], scale));
+      if (p.scale < 0) code = -code;
+      if (p.scale == 0 || !(largest < INFINITY)) code = 0;
+      codes[i / 4] |= (static_cast<std::uint32_t>(code) & 0xFF) << (8 * (i % 4));
+    }
+    store_shared(shared + S::kQueries + warpgroup * S::Query::kTileBytes +
+                     S::Query::offset({row, 8 * chunk}),
+                 make_uint2(codes[0], codes[1]));
+    if (chunk == 0) {
+      auto* scales = reinterpret_cast<float*>(memory + S::kRowScale);
+      auto* shifts = reinterpret_cast<float*>(memory + S::kRowShift);
+      scales[64 * warpgroup + row] = scale;
+      shifts[64 * warpgroup + row] = dot * p.scale;
+    }
+  }
+};
+
+/// Metadata words of the pruned query for this lane: word w serves k-steps 2w and 2w + 1.
+template <Config c>
+__device__ __forceinline__ void load_query_metadata(std::uint32_t (&words)[c.head_dim / 64],
+                                                    const unsigned char* memory, int warpgroup,
+                                                    int warp, int lane) {
+  using S = Shared<c>;
+  constexpr int kRow = c.head_dim / 8;  // bytes
+  const auto* rows = memory + S::kMetadata + warpgroup * S::kMetadataBytes;
+  const int g = 16 * warp + layout::group_of(lane);
+  const int t = layout::quad_lane(lane);
+#pragma unroll
+  for (int w = 0; w < c.head_dim / 64; ++w) {
+    const int at = 4 * (2 * w + t / 2) + 2 * (t % 2);
+    const std::uint32_t low = *reinterpret_cast<const unsigned short*>(rows + g * kRow + at);
+    const std::uint32_t high = *reinterpret_cast<const unsigned short*>(rows + (g + 8) * kRow + at);
+    words[w] = low | high << 16;
+  }
+}
+
+}  // namespace twofour::cuda::sm90

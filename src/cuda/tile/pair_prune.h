@@ -1,0 +1,122 @@
+// Scores to probabilities, part one: of each pair the larger, and which it was as 2:4 metadata.
+//
+// The accumulator of a tile of kTile keys holds a pair in registers r and r + kPartner of one
+// thread (src/layout/pair_scores.h). The same functions run on the host against the emulator.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/math.h"
+#include "layout/pair_scores.h"
+
+namespace twofour::cuda::tile {
+
+/// What a lane needs for the metadata exchange: how far its nibbles move, and which bytes it sends.
+struct ExchangeLane {
+  int shift;           // 4 on even lanes of a quad: their odd nibbles travel
+  std::uint32_t keep;  // nibbles that stay in the exchange with lane ^ 1
+  std::uint32_t send;  // byte selectors of the exchange with lane ^ 2
+  std::uint32_t receive_lo;
+  std::uint32_t receive_hi;
+
+  __host__ __device__ explicit ExchangeLane(int lane)
+      : shift(lane & 1 ? 0 : 4),
+        keep(lane & 1 ? 0xF0F0F0F0u : 0x0F0F0F0Fu),
+        send(lane & 2 ? 0x6240u : 0x7351u),
+        receive_lo(lane & 2 ? 0x3614u : 0x6240u),
+        receive_hi(lane & 2 ? 0x3715u : 0x7250u) {}
+};
+
+/// Step one of the exchange, layout::exchange_send and exchange_receive with distance 1.
+__host__ __device__ __forceinline__ std::uint32_t send_nibbles(const ExchangeLane& lane,
+                                                               layout::WordPair w) {
+  constexpr std::uint32_t kEven = 0x0F0F0F0Fu;
+  return ((w.lo >> lane.shift) & kEven) | ((w.hi << (4 - lane.shift)) & ~kEven);
+}
+__host__ __device__ __forceinline__ layout::WordPair receive_nibbles(const ExchangeLane& lane,
+                                                                     layout::WordPair w,
+                                                                     std::uint32_t received) {
+  return {(w.lo & lane.keep) | ((received << lane.shift) & ~lane.keep),
+          (w.hi & lane.keep) | ((received >> (4 - lane.shift)) & ~lane.keep)};
+}
+
+/// Step two, distance 2.
+__host__ __device__ __forceinline__ std::uint32_t send_bytes(const ExchangeLane& lane,
+                                                             layout::WordPair w) {
+  return ptx::permute(w.lo, w.hi, lane.send);
+}
+__host__ __device__ __forceinline__ layout::WordPair receive_bytes(const ExchangeLane& lane,
+                                                                   layout::WordPair w,
+                                                                   std::uint32_t received) {
+  return {ptx::permute(w.lo, received, lane.receive_lo),
+          ptx::permute(w.hi, received, lane.receive_hi)};
+}
+
+#ifdef __CUDACC__
+/// The exchange among the four lanes of a quad: from own nibbles to what the instruction reads.
+__device__ __forceinline__ layout::WordPair exchange(const ExchangeLane& lane, layout::WordPair w) {
+  std::uint32_t received = __shfl_xor_sync(~0u, send_nibbles(lane, w), 1);
+  w = receive_nibbles(lane, w, received);
+  received = __shfl_xor_sync(~0u, send_bytes(lane, w), 2);
+  return receive_bytes(lane, w, received);
+}
+#endif
+
+/// Adds the flags of two pairs of one column, rows g and g + 8, to the own metadata word of their
+/// n-block. `first - second` is negative exactly when the second is kept: for finite scores of an
+/// accumulator, which never holds -0; NaN keeps the first, and its row is NaN either way.
+__host__ __device__ __forceinline__ std::uint32_t add_flags(std::uint32_t word,
+                                                            std::uint32_t difference_g,
+                                                            std::uint32_t difference_g8, int block,
+                                                            int column) {
+  const std::uint32_t signs = ptx::permute(difference_g, difference_g8, 0xFFBB);
+  return word | (signs & (0x00010001u << (4 * (block % 4) + 2 * column)));
+}
+
+/// Prunes the accumulator in place: register r < kPartner becomes the larger of r and
+/// r + kPartner. Returns the own metadata words, before the exchange.
+template <int kTile>
+__host__ __device__ __forceinline__ layout::WordPair prune_pairs(float (&s)[kTile / 2]) {
+  using Tile = layout::PairTile<kTile>;
+  std::uint32_t words[2] = {0x88888888u, 0x88888888u};
+#pragma unroll
+  for (int block = 0; block < Tile::kBlocks; ++block) {
+#pragma unroll
+    for (int column = 0; column < 2; ++column) {
+      const int g = 4 * block + column;
+      const int g8 = g + 2;
+      const float a = s[g], b = s[g + Tile::kPartner];
+      const float a8 = s[g8], b8 = s[g8 + Tile::kPartner];
+      words[block / 4] = add_flags(words[block / 4], std::bit_cast<std::uint32_t>(a - b),
+                                   std::bit_cast<std::uint32_t>(a8 - b8), block, column);
+      s[g] = ptx::max_nan(a, b);
+      s[g8] = ptx::max_nan(a8, b8);
+    }
+  }
+  return {words[0], words[1]};
+}
+
+/// The same on the s32 accumulator of an int8 product: both members of a pair share the row's and
+/// the key block's scale.
+template <int kTile>
+__host__ __device__ __forceinline__ layout::WordPair prune_pairs(std::int32_t (&s)[kTile / 2]) {
+  using Tile = layout::PairTile<kTile>;
+  std::uint32_t words[2] = {0x88888888u, 0x88888888u};
+#pragma unroll
+  for (int block = 0; block < Tile::kBlocks; ++block) {
+#pragma unroll
+    for (int column = 0; column < 2; ++column) {
+      const int g = 4 * block + column;
+      const int g8 = g + 2;
+      const std::int32_t a = s[g], b = s[g + Tile::kPartner];
+      const std::int32_t a8 = s[g8], b8 = s[g8 + Tile::kPartner];
+      words[block / 4] = add_flags(words[block / 4], static_cast<std::uint32_t>(a - b),
+                                   static_cast<std::uint32_t>(a8 - b8), block, column);
+      s[g] = a < b ? b : a;
+      s[g8] = a8 < b8 ? b8 : a8;
+    }
+  }
+  return {words[0], words[1]};
+}
+
+}  // namespace twofour::cuda::tile
