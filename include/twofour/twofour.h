@@ -139,7 +139,10 @@ typedef struct twofour_attention_stats {
 /* K as int8 codes, scales and means, for use in many calls. */
 typedef struct twofour_prepared_k twofour_prepared_k;
 
-/* The memory of one call. Start from all zeros with struct_size set. */
+/* The memory of one call. Start from all zeros with struct_size set. For a plan on a CUDA device
+ * all of it, and what a transform points to, is memory that device can use and the host never
+ * reads; base addresses and strides other than the last of q, k, v and o are multiples of 16 bytes.
+ */
 typedef struct twofour_attention_args {
   size_t struct_size;
   twofour_tensor q;    /* [B,M,Hq,D], packed [Tq,Hq,D]; last axis of stride 1 */
@@ -152,12 +155,15 @@ typedef struct twofour_attention_args {
   const int32_t* cu_seqlens_k;            /* [B+1] */
   const twofour_key_transform* transform; /* nm24: NULL is identity */
   const twofour_prepared_k* prepared_k;   /* int8: NULL computes it in the workspace */
-  twofour_attention_stats* stats;         /* NULL, or written on success */
+  twofour_attention_stats* stats;         /* NULL, or written on success; CPU only */
+  int64_t* device_stats; /* CUDA only: NULL, or the five counts of stats in their order, written in
+                            the order of the stream */
 } twofour_attention_args;
 
 TWOFOUR_API void twofour_attention_args_init(twofour_attention_args* args);
 
-/* plan + run in one call with its own workspace. Shapes, dtype, has_mask, has_transform and
+/* plan + run in one call with its own workspace, where q lies: on the CPU or on the default stream
+ * of a CUDA device; done on return. Shapes, dtype, has_mask, has_transform and
  * has_prepared_k are taken from `args` (packed: batch, seqlen_q and seqlen_k from `problem`). */
 TWOFOUR_API twofour_code twofour_attention(const twofour_attention_problem* problem,
                                            const twofour_attention_args* args);
@@ -170,6 +176,12 @@ typedef struct twofour_plan twofour_plan;
  * why it was refused, TWOFOUR_NOT_FOUND for an unknown kernel_id. */
 TWOFOUR_API twofour_code twofour_plan_create(const twofour_attention_problem* problem,
                                              const char* kernel_id, twofour_plan** plan);
+
+/* The same on the CUDA device of that index. TWOFOUR_UNSUPPORTED or TWOFOUR_NOT_FOUND also when
+ * there is no such device, driver or build. */
+TWOFOUR_API twofour_code twofour_plan_create_cuda(const twofour_attention_problem* problem,
+                                                  int32_t index, const char* kernel_id,
+                                                  twofour_plan** plan);
 TWOFOUR_API void twofour_plan_destroy(twofour_plan* plan); /* NULL is fine */
 
 /* Strings live as long as the plan. For a NULL plan: "" and 0. */
@@ -178,8 +190,9 @@ TWOFOUR_API const char* twofour_plan_sparsity(const twofour_plan* plan); /* cano
 TWOFOUR_API const char* twofour_plan_explain(const twofour_plan* plan);  /* a table of kernels */
 TWOFOUR_API size_t twofour_plan_workspace_bytes(const twofour_plan* plan);
 
-/* Checks the arguments, then launches on `stream` (NULL on the CPU). When the arguments are refused
- * nothing has been written. */
+/* Checks the arguments, then launches on `stream`: a cudaStream_t of the plan's device, NULL being
+ * its default stream; NULL on the CPU. A run on CUDA does not wait for its result. When the
+ * arguments are refused nothing has been written. */
 TWOFOUR_API twofour_code twofour_plan_run(const twofour_plan* plan,
                                           const twofour_attention_args* args, void* workspace,
                                           size_t workspace_bytes, void* stream);
@@ -196,17 +209,28 @@ TWOFOUR_API twofour_code twofour_sparsity_canonical(const char* text, char* out,
 
 typedef struct twofour_device_info {
   size_t struct_size; /* sizeof(twofour_device_info) */
-  int32_t kind;       /* TWOFOUR_CPU */
+  int32_t kind;       /* TWOFOUR_CPU or TWOFOUR_CUDA */
   int32_t index;
-  int32_t threads; /* that a run uses */
+  int32_t threads; /* that a run uses; 1 on CUDA */
   int32_t reserved;
-  double peak_gflops; /* modelled fp32 rate of all threads */
-  char name[128];     /* "AMD EPYC 9654", cut where longer */
-  char arch[32];      /* instruction set used: "avx3_dl", "avx2", ... */
+  double peak_gflops;    /* modelled: fp32 of all threads; on CUDA dense fp16 of the Tensor Cores */
+  char name[128];        /* "AMD EPYC 9654", "NVIDIA H200", cut where longer */
+  char arch[32];         /* instruction set used: "avx3_dl", "avx2", "sm_90", ... */
+  int64_t shared_memory; /* CUDA: bytes that one block can have; 0 on the CPU */
+  int32_t multiprocessors; /* CUDA: of the device; 0 on the CPU */
+  int32_t reserved2;
 } twofour_device_info;
 
 /* The CPU as plans see it. Set info->struct_size first. */
 TWOFOUR_API twofour_code twofour_cpu_device(twofour_device_info* info);
+
+/* CUDA devices that this process sees, with or without kernels for them; 0 without CUDA. */
+TWOFOUR_API int32_t twofour_cuda_device_count(void);
+
+/* The CUDA device of that index as plans see it. TWOFOUR_UNSUPPORTED when this build has no CUDA
+ * kernels, none for its architecture, or there is no driver; TWOFOUR_NOT_FOUND when there is no
+ * such device. Set info->struct_size first. */
+TWOFOUR_API twofour_code twofour_cuda_device(int32_t index, twofour_device_info* info);
 
 /* NOLINTEND(readability-identifier-naming) */
 

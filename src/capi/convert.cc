@@ -117,7 +117,7 @@ Result<AttentionProblem> to_problem(const twofour_attention_problem* in) {
   return to;
 }
 
-Status to_arguments(const twofour_attention_args* in, Arguments& out) {
+Status to_arguments(const twofour_attention_args* in, DeviceKind device, Arguments& out) {
   twofour_attention_args from;
   twofour_attention_args_init(&from);
   Status status = read_struct("args", in, kArgsV1, from);
@@ -139,6 +139,18 @@ Status to_arguments(const twofour_attention_args* in, Arguments& out) {
     out.args.transform = &out.transform;
   }
   if (from.prepared_k != nullptr) out.args.prepared_k = &from.prepared_k->value;
+  const bool on_cuda = device == DeviceKind::kCuda;
+  if (on_cuda && from.stats != nullptr) {
+    return {Code::kInvalidArgument,
+            "stats: expected NULL on CUDA, whose counts go to device_stats, got a pointer"};
+  }
+  if (!on_cuda && from.device_stats != nullptr) {
+    return {Code::kInvalidArgument,
+            "device_stats: expected NULL on the CPU, whose counts go to stats, got a pointer"};
+  }
+  // The same five counts in the same order, in memory that only the device touches.
+  static_assert(sizeof(AttentionStats) == 5 * sizeof(std::int64_t));
+  out.args.stats = reinterpret_cast<AttentionStats*>(from.device_stats);
   if (from.stats != nullptr) {
     twofour_attention_stats checked{};
     status = read_struct("stats", from.stats, kStatsV1, checked);

@@ -16,6 +16,7 @@ struct twofour_plan {
   twofour::Plan plan;
   std::string sparsity;
   std::string explanation;
+  twofour::DeviceKind device;
 };
 
 struct twofour_prepared_k {
@@ -84,9 +85,9 @@ struct Arguments {
 };
 
 /// `out` must stay where it is while out.args is in use.
-Status to_arguments(const twofour_attention_args* in, Arguments& out);
+Status to_arguments(const twofour_attention_args* in, DeviceKind device, Arguments& out);
 
-/// Copies the counts to the caller, as far as its struct reaches.
+/// Copies the counts of a run on the CPU to the caller, as far as its struct reaches.
 void write_stats(const Arguments& arguments);
 
 }  // namespace twofour::capi

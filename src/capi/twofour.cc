@@ -2,13 +2,16 @@
 #include "twofour/twofour.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 
 #include "capi/convert.h"
+#include "cuda/device.h"
 
 namespace {
 
 using twofour::Code;
+using twofour::DeviceKind;
 using twofour::Status;
 using twofour::capi::guarded;
 
@@ -22,6 +25,48 @@ void copy_text(const std::string& text, char (&out)[size]) {
   const std::size_t length = std::min(text.size(), size - 1);
   std::copy_n(text.data(), length, out);
   std::fill(out + length, out + size, '\0');
+}
+
+template <class FindDevice>
+twofour_code create_plan(const twofour_attention_problem* problem, FindDevice find_device,
+                         const char* kernel_id, twofour_plan** plan) {
+  if (plan != nullptr) *plan = nullptr;
+  return guarded([&]() -> Status {
+    if (plan == nullptr) return null_pointer("plan");
+    const auto converted = twofour::capi::to_problem(problem);
+    if (!converted.ok()) return converted.status();
+    const auto device = find_device();
+    if (!device.ok()) return device.status();
+    const auto made = twofour::plan(*converted, *device, {kernel_id == nullptr ? "" : kernel_id});
+    if (!made.ok()) return made.status();
+    *plan =
+        new twofour_plan{*made, to_string(made->problem().sparsity), made->explain(), device->kind};
+    return {};
+  });
+}
+
+template <class FindDevice>
+twofour_code describe_device(FindDevice find_device, twofour_device_info* info) {
+  return guarded([&]() -> Status {
+    // The size of version 0.1.0, like those in convert.cc.
+    constexpr std::size_t kDeviceInfoV1 = 192;
+    twofour_device_info filled = {};
+    Status status = twofour::capi::read_struct("info", info, kDeviceInfoV1, filled);
+    if (!status.ok()) return status;
+    const auto device = find_device();
+    if (!device.ok()) return device.status();
+    filled.kind = static_cast<int32_t>(device->kind);
+    filled.index = device->index;
+    filled.threads = device->threads;
+    filled.peak_gflops = device->peak_gflops;
+    filled.multiprocessors = device->multiprocessors;
+    filled.shared_memory = device->shared_memory;
+    copy_text(device->name, filled.name);
+    copy_text(device->arch, filled.arch);
+    filled.struct_size = info->struct_size;
+    std::memcpy(info, &filled, std::min(sizeof(filled), info->struct_size));
+    return {};
+  });
 }
 
 }  // namespace
@@ -81,8 +126,12 @@ twofour_code twofour_attention(const twofour_attention_problem* problem,
   return guarded([&]() -> Status {
     const auto converted = twofour::capi::to_problem(problem);
     if (!converted.ok()) return converted.status();
+    // The address of q alone says where; a struct too short to hold one is refused below.
+    const bool has_q = args != nullptr && args->struct_size >= offsetof(twofour_attention_args, k);
+    const bool on_cuda = has_q && twofour::cuda::device_of(args->q.data).has_value();
     twofour::capi::Arguments arguments;
-    Status status = twofour::capi::to_arguments(args, arguments);
+    Status status = twofour::capi::to_arguments(
+        args, on_cuda ? DeviceKind::kCuda : DeviceKind::kCpu, arguments);
     if (status.ok()) status = twofour::attention(*converted, arguments.args);
     if (status.ok()) write_stats(arguments);
     return status;
@@ -91,18 +140,14 @@ twofour_code twofour_attention(const twofour_attention_problem* problem,
 
 twofour_code twofour_plan_create(const twofour_attention_problem* problem, const char* kernel_id,
                                  twofour_plan** plan) {
-  if (plan != nullptr) *plan = nullptr;
-  return guarded([&]() -> Status {
-    if (plan == nullptr) return null_pointer("plan");
-    const auto converted = twofour::capi::to_problem(problem);
-    if (!converted.ok()) return converted.status();
-    const auto device = twofour::cpu_device();
-    if (!device.ok()) return device.status();
-    const auto made = twofour::plan(*converted, *device, {kernel_id == nullptr ? "" : kernel_id});
-    if (!made.ok()) return made.status();
-    *plan = new twofour_plan{*made, to_string(made->problem().sparsity), made->explain()};
-    return {};
-  });
+  return create_plan(
+      problem, [] { return twofour::cpu_device(); }, kernel_id, plan);
+}
+
+twofour_code twofour_plan_create_cuda(const twofour_attention_problem* problem, int32_t index,
+                                      const char* kernel_id, twofour_plan** plan) {
+  return create_plan(
+      problem, [index] { return twofour::cuda_device(index); }, kernel_id, plan);
 }
 
 void twofour_plan_destroy(twofour_plan* plan) { delete plan; }
@@ -128,7 +173,7 @@ twofour_code twofour_plan_run(const twofour_plan* plan, const twofour_attention_
   return guarded([&]() -> Status {
     if (plan == nullptr) return null_pointer("plan");
     twofour::capi::Arguments arguments;
-    Status status = twofour::capi::to_arguments(args, arguments);
+    Status status = twofour::capi::to_arguments(args, plan->device, arguments);
     if (status.ok()) status = plan->plan.run(arguments.args, workspace, workspace_bytes, stream);
     if (status.ok()) write_stats(arguments);
     return status;
@@ -144,7 +189,7 @@ twofour_code twofour_prepare_k(const twofour_attention_problem* problem,
     const auto converted = twofour::capi::to_problem(problem);
     if (!converted.ok()) return converted.status();
     twofour::capi::Arguments arguments;
-    Status status = twofour::capi::to_arguments(args, arguments);
+    Status status = twofour::capi::to_arguments(args, DeviceKind::kCpu, arguments);
     if (!status.ok()) return status;
     auto made = twofour::prepare_k(*converted, arguments.args);
     if (!made.ok()) return made.status();
@@ -173,24 +218,13 @@ twofour_code twofour_sparsity_canonical(const char* text, char* out, size_t capa
 }
 
 twofour_code twofour_cpu_device(twofour_device_info* info) {
-  return guarded([&]() -> Status {
-    // The size of version 0.1.0, like those in convert.cc.
-    constexpr std::size_t kDeviceInfoV1 = 192;
-    twofour_device_info filled = {};
-    Status status = twofour::capi::read_struct("info", info, kDeviceInfoV1, filled);
-    if (!status.ok()) return status;
-    const auto device = twofour::cpu_device();
-    if (!device.ok()) return device.status();
-    filled.kind = static_cast<int32_t>(device->kind);
-    filled.index = device->index;
-    filled.threads = device->threads;
-    filled.peak_gflops = device->peak_gflops;
-    copy_text(device->name, filled.name);
-    copy_text(device->arch, filled.arch);
-    filled.struct_size = info->struct_size;
-    std::memcpy(info, &filled, std::min(sizeof(filled), info->struct_size));
-    return {};
-  });
+  return describe_device([] { return twofour::cpu_device(); }, info);
+}
+
+int32_t twofour_cuda_device_count(void) { return twofour::cuda_device_count(); }
+
+twofour_code twofour_cuda_device(int32_t index, twofour_device_info* info) {
+  return describe_device([index] { return twofour::cuda_device(index); }, info);
 }
 
 }  // extern "C"

@@ -167,6 +167,58 @@ TEST(CApi, PreparedKeysAndTransformAreUsed) {
   EXPECT_EQ(twofour_attention(&problem, &args), TWOFOUR_INVALID_ARGUMENT);
 }
 
+TEST(CApi, CountsGoWhereTheDeviceIs) {
+  Data data;
+  const twofour_attention_problem problem = c_problem("dense");
+  twofour_attention_args args = c_args(data);
+  std::int64_t counts[5];
+  args.device_stats = counts;
+  EXPECT_EQ(twofour_attention(&problem, &args), TWOFOUR_INVALID_ARGUMENT);
+  EXPECT_STREQ(twofour_last_error(),
+               "device_stats: expected NULL on the CPU, whose counts go to stats, got a pointer");
+
+  twofour_attention_stats stats;
+  stats.struct_size = sizeof stats;
+  args.stats = &stats;
+  twofour::capi::Arguments arguments;
+  const twofour::Status status =
+      twofour::capi::to_arguments(&args, twofour::DeviceKind::kCuda, arguments);
+  EXPECT_EQ(status.message(),
+            "stats: expected NULL on CUDA, whose counts go to device_stats, got a pointer");
+  args.stats = nullptr;
+  ASSERT_TRUE(twofour::capi::to_arguments(&args, twofour::DeviceKind::kCuda, arguments).ok());
+  EXPECT_EQ(static_cast<void*>(arguments.args.stats), counts);
+}
+
+TEST(CApi, CudaDevicesAreThoseOfTheCppApi) {
+  EXPECT_EQ(twofour_cuda_device_count(), twofour::cuda_device_count());
+  twofour_device_info info;
+  info.struct_size = sizeof info;
+  twofour_plan* plan = nullptr;
+  twofour_attention_problem problem = c_problem("dense");
+  const auto device = twofour::cuda_device(0);
+  if (!device.ok()) {
+    const auto code = static_cast<twofour_code>(device.status().code());
+    EXPECT_EQ(twofour_cuda_device(0, &info), code);
+    EXPECT_EQ(twofour_last_error(), device.status().message());
+    EXPECT_EQ(twofour_plan_create_cuda(&problem, 0, nullptr, &plan), code);
+    EXPECT_EQ(twofour_last_error(), device.status().message());
+    EXPECT_EQ(plan, nullptr);
+    return;
+  }
+  ASSERT_EQ(twofour_cuda_device(0, &info), TWOFOUR_OK) << twofour_last_error();
+  EXPECT_EQ(info.kind, TWOFOUR_CUDA);
+  EXPECT_EQ(info.arch, device->arch);
+  EXPECT_EQ(info.multiprocessors, device->multiprocessors);
+  EXPECT_EQ(info.shared_memory, device->shared_memory);
+  problem.dtype = TWOFOUR_FP16;
+  problem.head_dim = problem.head_dim_v = 64;
+  ASSERT_EQ(twofour_plan_create_cuda(&problem, 0, nullptr, &plan), TWOFOUR_OK)
+      << twofour_last_error();
+  EXPECT_NE(std::string(twofour_plan_explain(plan)).find(device->name), std::string::npos);
+  twofour_plan_destroy(plan);
+}
+
 TEST(CApi, LastErrorBelongsToTheThread) {
   EXPECT_EQ(twofour_plan_create(nullptr, nullptr, nullptr), TWOFOUR_INVALID_ARGUMENT);
   const std::string mine = twofour_last_error();
