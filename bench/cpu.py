@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,9 +28,8 @@ import torch.nn.functional as F
 import twofour
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import inputs  # a neighbour, not a package
-
-ROOT = Path(__file__).resolve().parents[1]
+import inputs  # neighbours, not a package
+from common import ROOT, git, modified, positive, write_atomically
 
 
 def seconds_of(function: Callable[[], Any]) -> float:
@@ -94,11 +92,6 @@ def measure(mode: str, problems: list[inputs.Problem], repeats: int, source: str
     }
 
 
-def git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-    return result.stdout.strip()
-
-
 def facts(options: argparse.Namespace) -> dict[str, Any]:
     """Where and how the figures were made."""
     return {
@@ -114,7 +107,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
         },
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "commit": git("rev-parse", "--short", "HEAD"),
-        "modified": bool(git("status", "--porcelain", "--", "src", "include", "python", "bench")),
+        "modified": modified(),
         "command": " ".join(["./dev bench cpu", *sys.argv[1:]]),
         "dtype": "fp32",
         "causal": True,
@@ -133,23 +126,6 @@ def add_quality(rows: list[dict[str, Any]], report: Path) -> None:
             row["quality"] = {
                 name: entry[name] for name in ("ppl_change_pct", "kl", "top1_pct", "kept_mass")
             }
-
-
-def write_atomically(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(json.dumps(value, indent=1) + "\n")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
-    return value
 
 
 def parse_options() -> argparse.Namespace:
@@ -204,7 +180,7 @@ def main() -> int:
                 add([inputs.random_problem(seqlen, head_dim, *shape)], "random")
     if options.report:
         add_quality(rows, options.report)
-    write_atomically(options.out, facts(options) | {"rows": rows})
+    write_atomically(options.out, json.dumps(facts(options) | {"rows": rows}, indent=1) + "\n")
     print(f"written: {options.out}")
     return 0
 
