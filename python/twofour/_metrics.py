@@ -25,6 +25,8 @@ class Quality:
 
     nll: float = 0.0  # nats, over `predictions`
     predictions: int = 0
+    excess: float = 0.0  # of the nll over the reference's, token by token
+    excess_square: float = 0.0
     divergence: float = 0.0  # nats, over `positions`
     same_top1: int = 0
     positions: int = 0
@@ -33,6 +35,19 @@ class Quality:
     def ppl(self) -> float:
         """Perplexity of the text."""
         return math.exp(self.nll / self.predictions)
+
+    @property
+    def excess_error(self) -> float:
+        """Standard error of the mean excess, nats; NaN for a single token.
+
+        Of paired tokens, taken as independent: in a real text they are not quite, so a difference
+        of two of these is the least that may mean something.
+        """
+        n = self.predictions
+        if n < 2:
+            return math.nan
+        variance = (self.excess_square - self.excess**2 / n) / (n - 1)
+        return math.sqrt(max(variance, 0.0) / n)
 
     @property
     def kl(self) -> float:
@@ -87,21 +102,25 @@ def add_window(
         targets = tokens[begin + 1 : rows.stop + 1]
         log_p = head(reference[rows]).float().log_softmax(-1)
         top = log_p.argmax(-1)
-        _add_nll(reference_into, log_p, targets)
+        expected = _add_nll(reference_into, log_p, targets)
         reference_into.positions += top.numel()
         reference_into.same_top1 += top.numel()
         p = log_p.exp()
         for name, states in hidden.items():
             log_q = head(states[rows]).float().log_softmax(-1)
             quality = into[name]
-            _add_nll(quality, log_q, targets)
+            excess = expected - _add_nll(quality, log_q, targets)
+            quality.excess += float(excess.sum())
+            quality.excess_square += float(excess.square().sum())
             quality.positions += top.numel()
             quality.same_top1 += int((log_q.argmax(-1) == top).sum())
             # The difference first: both terms alone are a thousand times the result.
             quality.divergence += float(log_q.sub_(log_p).mul_(p).sum(-1).double().sum().neg())
 
 
-def _add_nll(quality: Quality, log_q: Tensor, targets: Tensor) -> None:
-    picked = log_q[: targets.numel()].gather(1, targets[:, None])
-    quality.nll -= float(picked.double().sum())
+def _add_nll(quality: Quality, log_q: Tensor, targets: Tensor) -> Tensor:
+    """Adds to the sums; returns the log-probabilities of the targets, fp64."""
+    picked = log_q[: targets.numel()].gather(1, targets[:, None]).double()
+    quality.nll -= float(picked.sum())
     quality.predictions += targets.numel()
+    return picked

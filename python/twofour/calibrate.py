@@ -49,7 +49,7 @@ def calibrate(
     tokens: Tensor,
     *,
     kind: str = "balanced",
-    window: int = DEFAULT_WINDOW,
+    window: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
     """Derives a calibration from tokens; the model is left as it was.
@@ -58,11 +58,13 @@ def calibrate(
         model: a causal language model of transformers, in eval mode.
         tokens: int64 [T], T >= 4,096; read in windows, each from an empty context.
         kind: "balanced", "permutation" or "identity".
-        window: tokens a window; the last one may be shorter.
+        window: tokens a window; the last one may be shorter. By default 8,192, or what the model
+            was made for.
         progress: called with a line of text before each window.
 
     Raises:
-        InvalidArgumentError: too few tokens, an unknown kind, or a head_dim that has no groups.
+        InvalidArgumentError: too few tokens, an unknown kind, windows that are longer than the
+            model's context, or a head_dim that has no groups.
     """
     from . import hf
 
@@ -72,6 +74,9 @@ def calibrate(
         raise InvalidArgumentError(
             f"calibration text: expected at least {MIN_TOKENS} tokens, got {tokens.numel()}"
         )
+    if window is None:
+        window = min(DEFAULT_WINDOW, models.position_limit(model) or DEFAULT_WINDOW)
+    models.check_window(model, min(window, tokens.numel()))
     shapes = {i: hf.head_shape(module) for i, module in hf.attention_modules(model).items()}
     if len(set(shapes.values())) != 1 or next(iter(shapes.values()))[2] % 4:
         raise InvalidArgumentError(
@@ -110,7 +115,9 @@ def _main(argv: Sequence[str]) -> None:
     tokens = _cli.count("--tokens", MIN_TOKENS, 1 << 24)
     parser.add_argument("--tokens", type=tokens, default=DEFAULT_TOKENS, help="tokens to read")
     window = _cli.count("--window", 64, 1 << 20)
-    parser.add_argument("--window", type=window, default=DEFAULT_WINDOW, help="tokens a window")
+    parser.add_argument(
+        "--window", type=window, help=f"default {DEFAULT_WINDOW}, or all the model takes"
+    )
     options = parser.parse_args(argv)
     _extras.require("hf")
     if not Path(options.out).resolve().parent.is_dir():

@@ -129,6 +129,7 @@ def _report(options: argparse.Namespace, out: Path) -> None:
             skip=skip,
             calibration=basis,
             samples=2,
+            text_name=text.name_of(options.text),
             progress=show,
         )
         prompt = ids[skip : skip + min(_PROMPT, window)]
@@ -143,6 +144,8 @@ def _report(options: argparse.Namespace, out: Path) -> None:
         tail = tokenizer.decode(prompt[-60:])
         page, figures = report.write(out, found, tail, texts, image)
     print(eval.table(found))
+    if few := eval.caution(found):
+        print(few)
     print(f"\n{found.model}, {found.windows} x {found.tokens} tokens; ratios above 1 are faster")
     print(f"\nprompt: … {tail}")
     for item in texts:

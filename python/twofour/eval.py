@@ -8,6 +8,7 @@ Windows of `tokens` tokens follow one another in the text, each from an empty co
 first `skip` tokens (by default 32,768, which are left to calibration). Figures of a mode:
 
 - ``ppl``, ``ppl_change_pct``: perplexity over all windows, and its change against the reference;
+  ``ppl_change_se_pct``: standard error of that change, from the paired differences of the tokens;
 - ``kl``: KL(reference || mode) of the next-token distribution over the whole vocabulary, in nats,
   mean over all positions; ``top1_pct``: share of positions with the same most likely token;
 - ``kept_mass``: mean over rows, heads and layers of the exact softmax mass on the keys kept, on
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import statistics
@@ -46,6 +48,8 @@ from .sparsity import MODES, Sparsity
 REFERENCE = SDPA
 #: Row blocks per layer for kept mass and error.
 SAMPLES = 4
+#: Fewer tokens than this are said to be few.
+FEW_TOKENS = 4096
 
 
 @dataclass
@@ -62,10 +66,14 @@ class ModeResult:
     dropped_share: float
     attention_s: float
     prefill_s: float
+    ppl_change_se_pct: float
 
     def figures(self) -> dict[str, Any]:
-        """The machine-readable fields."""
-        return dataclasses.asdict(self)
+        """The machine-readable fields; JSON has no NaN, so what was not measured is None."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
 
 
 @dataclass
@@ -79,6 +87,7 @@ class Evaluation:
     modes: dict[str, ModeResult]
     fidelity: dict[str, Fidelity] = field(repr=False)
     calibration: str | None = None  # its kind
+    text: str | None = None  # its name
 
     def ratio(self, mode: str, name: str) -> float:
         """Reference time over the mode's: above 1 is faster. `name` is a field ending in _s."""
@@ -87,7 +96,7 @@ class Evaluation:
     def as_json(self) -> dict[str, Any]:
         """All of it as plain values; per layer and head as nested lists."""
         out = {"model": self.model, "tokens": self.tokens, "windows": self.windows}
-        out |= {"skip": self.skip, "calibration": self.calibration}
+        out |= {"skip": self.skip, "calibration": self.calibration, "text": self.text}
         out |= {"machine": machine(), "versions": versions(), "modes": {}}
         for name, result in self.modes.items():
             row = result.figures()
@@ -168,6 +177,7 @@ def evaluate(
     skip: int = 0,
     calibration: Calibration | str | os.PathLike | None = None,
     samples: int = SAMPLES,
+    text_name: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:
     """Evaluates modes on a text; the model is left as it was.
@@ -179,10 +189,12 @@ def evaluate(
         window, windows, skip: see the module's text.
         calibration: for the modes with a pruned Query.
         samples: row blocks per layer for kept mass and per-head error; 0 leaves them out (NaN).
+        text_name: what the tokens are of, for the reports.
         progress: called with a line of text before each step.
 
     Raises:
-        InvalidArgumentError: too few tokens, an unknown mode, or a calibration of another model.
+        InvalidArgumentError: too few tokens, a window longer than the model's context, an unknown
+            mode, or a calibration of another model.
     """
     from . import hf
 
@@ -192,6 +204,7 @@ def evaluate(
             f"text: expected at least {need} tokens ({skip} skipped, then {windows} windows of "
             f"{window}), got {tokens.numel()}"
         )
+    models.check_window(model, window)
     shapes = {hf.head_shape(module) for module in hf.attention_modules(model).values()}
     head_dim = max(shape[2] for shape in shapes)
     names = [name for name in dict.fromkeys(modes) if name != REFERENCE]
@@ -240,9 +253,11 @@ def evaluate(
             dropped_share=times.dropped / max(times.units, 1),
             attention_s=statistics.median(times.attention),
             prefill_s=statistics.median(times.prefill),
+            ppl_change_se_pct=100 * measured.ppl / base * measured.excess_error,
         )
     kind = calibration.kind if calibration is not None else None
-    return Evaluation(models.name_of(model), window, windows, skip, results, fidelity, kind)
+    name = models.name_of(model)
+    return Evaluation(name, window, windows, skip, results, fidelity, kind, text_name)
 
 
 def table(evaluation: Evaluation) -> str:
@@ -264,6 +279,22 @@ def table(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
+def caution(evaluation: Evaluation) -> str:
+    """A line that says how far to trust figures of few tokens; empty when there are enough."""
+    count = evaluation.tokens * evaluation.windows
+    if count >= FEW_TOKENS:
+        return ""
+    errors = [
+        f"{name} {result.ppl_change_se_pct:.2f} %"
+        for name, result in evaluation.modes.items()
+        if name != REFERENCE
+    ]
+    line = f"caution: {count} tokens are few"
+    if errors:
+        line += f", and differences may be noise; standard error of the change: {', '.join(errors)}"
+    return line
+
+
 def _main(argv: Sequence[str]) -> None:
     parser = _cli.Parser(prog="twofour.eval", description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
@@ -280,8 +311,10 @@ def _main(argv: Sequence[str]) -> None:
     parser.add_argument("--samples", type=samples, default=SAMPLES, help="row blocks per layer")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args(argv)
-    _extras.require("hf")
     names = [name.strip() for name in options.modes.split(",") if name.strip()]
+    if not names:
+        parser.error(f"--modes: expected at least one mode, got {options.modes!r}")
+    _extras.require("hf")
     for name in names:
         if name != REFERENCE:
             Sparsity.parse(name)  # before minutes of work
@@ -301,9 +334,12 @@ def _main(argv: Sequence[str]) -> None:
             skip=options.skip,
             calibration=calibration,
             samples=options.samples,
+            text_name=text.name_of(options.text),
             progress=show,
         )
     print(json.dumps(result.as_json(), indent=1) if options.json else table(result))
+    if few := caution(result):
+        print(few, file=sys.stderr if options.json else sys.stdout)
 
 
 if __name__ == "__main__":

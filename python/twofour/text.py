@@ -98,6 +98,11 @@ def fetch_novels() -> Path:
     return target
 
 
+def name_of(path: str | os.PathLike | None) -> str:
+    """The text's name in reports, for the same argument as `read`."""
+    return f"Jane Austen's novels ({PACKAGE})" if path is None else Path(path).name
+
+
 def read(path: str | os.PathLike | None) -> str:
     """The text of a UTF-8 file, or of the novels when no path is given.
 

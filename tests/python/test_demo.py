@@ -16,7 +16,7 @@ from twofour import _cli, _files, _plots, demo, report
 
 FIELDS = [
     "sparsity", "ppl", "ppl_change_pct", "kl", "top1_pct", "kept_mass", "refined_share",
-    "dropped_share", "attention_s", "prefill_s",
+    "dropped_share", "attention_s", "prefill_s", "ppl_change_se_pct",
 ]  # fmt: skip
 
 
@@ -37,7 +37,10 @@ def test_demo_writes_the_report(arguments, tmp_path, capsys):
     shown = capsys.readouterr()
     assert sorted(os.listdir(tmp_path / "out")) == ["report.html", "report.json"]
     figures = json.loads((tmp_path / "out/report.json").read_text())
-    assert list(figures) == ["tokens", "machine", "versions", "modes"] and figures["tokens"] == 1100
+    about = {"tokens": 1100, "model": "model", "windows": 1, "calibration": "balanced"}
+    about |= {"skip": 90 * 68 - 1100, "text": "book.txt"}
+    assert {name: figures.pop(name) for name in about} == about
+    assert list(figures) == ["machine", "versions", "modes"]
     assert list(figures["modes"]) == ["sdpa", *twofour.MODES]
     for name, row in figures["modes"].items():
         assert list(row) == FIELDS, name
@@ -45,10 +48,12 @@ def test_demo_writes_the_report(arguments, tmp_path, capsys):
     assert figures["modes"]["refined"]["sparsity"] == "nm24/pair128/s1/l1/r2"
     for mode in twofour.MODES:
         assert re.search(rf"^{mode} ", shown.out, re.M)
+    assert "\ncaution: 1100 tokens are few, and differences may be noise; standard" in shown.out
     assert re.search(r"^dense: ", shown.out, re.M) and re.search(r"^refined: ", shown.out, re.M)
 
     page = (tmp_path / "out/report.html").read_text()
     assert page.count('src="data:image/') == 3 and "http" not in re.sub(r'"data:[^"]*"', "", page)
+    assert "<b>caution: 1100 tokens are few" in page
     assert "data:image/png" in page and "nm24/pair128/s1/l1/r2" in page
 
 

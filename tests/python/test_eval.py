@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -28,12 +29,13 @@ def logits_of(model, ids, mode):
 def test_figures_are_those_of_full_logits():
     model, ids = tiny_llama(), tokens(1 + 600 + 600 + 3)
     found = eval.evaluate(model, ids, ["dense", PRUNED], window=600, windows=2, skip=1)
-    nll, base_nll, kl, same = [], [], [], []
+    nll, base_nll, kl, same, excess = [], [], [], [], []
     for piece in ids[1:1201].split(600):
         p = logits_of(model, piece, "sdpa").log_softmax(-1)
         q = logits_of(model, piece, PRUNED).log_softmax(-1)
         nll.append(-q[:-1].gather(1, piece[1:, None]).mean())
         base_nll.append(-p[:-1].gather(1, piece[1:, None]).mean())
+        excess.append((p - q)[:-1].gather(1, piece[1:, None])[:, 0])
         kl.append((p.exp() * (p - q)).sum(-1).mean())
         same.append((p.argmax(-1) == q.argmax(-1)).double().mean())
     got = found.modes[PRUNED]
@@ -41,6 +43,10 @@ def test_figures_are_those_of_full_logits():
     assert got.ppl == pytest.approx(want_ppl, rel=1e-5)
     assert found.modes["sdpa"].ppl == pytest.approx(base_ppl, rel=1e-5)
     assert got.ppl_change_pct == pytest.approx(100 * (want_ppl / base_ppl - 1), abs=1e-3)
+    excess = torch.cat(excess)
+    want_error = 100 * want_ppl / base_ppl * float(excess.std()) / math.sqrt(len(excess))
+    assert got.ppl_change_se_pct == pytest.approx(want_error, rel=1e-3)
+    assert found.modes["sdpa"].ppl_change_se_pct == 0
     assert got.kl == pytest.approx(float(sum(kl) / 2), rel=1e-3) and got.kl > 1e-6
     assert got.top1_pct == pytest.approx(100 * float(sum(same) / 2))
     dense = found.modes["dense"]
@@ -153,20 +159,46 @@ def test_command_line(tmp_path, capsys):
     arguments += ["--modes", "dense,score", "--windows", "2", "--samples", "1"]
     run = eval._cli.run
     assert run("eval", eval._main, [*arguments, "--skip", "100", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    output = capsys.readouterr()
+    shown = json.loads(output.out)
+    assert shown["text"] == "book.txt" and "caution: 1400 tokens" in output.err
     assert list(shown["modes"]) == ["sdpa", "dense", "score"]
     assert shown["modes"]["score"]["sparsity"] == "exact/pair128/s1/l0"
     assert len(shown["modes"]["score"]["layer_head_error"]) == 2
     assert run("eval", eval._main, [*arguments, "--skip", "0"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [
-        "sdpa", "dense", "score",
-    ]  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == ["sdpa", "dense", "score", "caution:"]
+    assert re.search(r"1400 tokens are few, .*change: dense 0\.00 %, score \d+\.\d\d %$", lines[-1])
     assert run("eval", eval._main, arguments) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("eval: text: expected at least 34168 tokens")
     assert run("eval", eval._main, ["--modes", "fast"]) == 2
-    with pytest.raises(SystemExit, match="2"):
-        eval._main(["--windows", "none"])
+    for usage in (["--windows", "none"], ["--modes", ""], ["--modes", " , "]):
+        with pytest.raises(SystemExit, match="2"):
+            eval._main(usage)
+        assert "--help lists the options" in capsys.readouterr().err
+
+
+def test_enough_tokens_need_no_caution():
+    model, ids = tiny_llama(), tokens(4096)
+    found = eval.evaluate(model, ids, ["dense"], window=2048, windows=2, samples=0)
+    assert eval.caution(found) == ""
+    found = eval.evaluate(model, ids, ["dense"], window=4095, samples=0)
+    assert eval.caution(found).startswith("caution: 4095 tokens are few")
+    json.dumps(found.as_json(), allow_nan=False)  # kept mass was not measured
+
+
+def test_windows_beyond_the_context_of_the_model_are_refused():
+    model, ids = tiny_llama(max_position_embeddings=500), tokens(5000)
+    words = "window: expected at most 500 tokens, the max_position_embeddings of llama, got 501"
+    with pytest.raises(twofour.InvalidArgumentError, match=words):
+        eval.evaluate(model, ids, ["dense"], window=501)
+    with pytest.raises(twofour.InvalidArgumentError, match=words):
+        calibrate.calibrate(model, ids, window=501)
+    eval.evaluate(model, ids, ["dense"], window=500, samples=0)
+    read = []
+    calibrate.calibrate(model, ids, progress=read.append)
+    assert len(read) == 10 and read[0].endswith("500 tokens")  # the default gives way
 
 
 @pytest.mark.slow
