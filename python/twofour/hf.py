@@ -12,6 +12,7 @@ Prefill of 64 tokens or more is twofour's; fewer new tokens (decoding with a KV 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import time
 import warnings
@@ -131,6 +132,17 @@ def _configs(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
+def _own_configs(model: nn.Module) -> None:
+    """Replaces the configurations by copies: another model made from them is not touched."""
+    shared = _configs(model)
+    # One call, so that what refers to one another among them still does.
+    copies = dict(zip(map(id, shared), copy.deepcopy(shared), strict=True))
+    for module in model.modules():
+        own = copies.get(id(vars(module).get("config")))
+        if own is not None:
+            module.config = own
+
+
 def enable(
     model: nn.Module,
     mode: Modes = AUTO,
@@ -139,6 +151,9 @@ def enable(
     kernel: str = "",
 ) -> nn.Module:
     """Replaces the attention of a transformers model; may be called again to change the mode.
+
+    The model gets a copy of its configuration, so that other models made from the same one keep
+    their attention.
 
     Args:
         model: a causal language model whose class takes ``attn_implementation``.
@@ -173,6 +188,8 @@ def enable(
         for index, (layer, module) in enumerate(modules.items()):
             device = next(module.parameters()).device
             settings[layer].calibration = calibration.layers[index].to(device)
+    if not hasattr(model, _PREVIOUS):
+        _own_configs(model)
     previous = [(config, config._attn_implementation) for config in _configs(model)]
     # Also when enabled before: somebody may have set another implementation since.
     model.set_attn_implementation(NAME)

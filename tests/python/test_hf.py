@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("transformers")
 from transformers import (
     DynamicCache,
+    LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
@@ -408,6 +409,23 @@ def test_enable_again_after_another_implementation_was_set():
     assert torch.equal(twofour.hf.enable(model, mode="exact/pair64/s0/l0")(ids).logits, want)
     twofour.hf.disable(model)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_models_of_one_configuration_stay_apart():
+    config, ids = LlamaConfig(**SIZES), tokens(1, 400)
+    first, second = (LlamaForCausalLM(config).eval() for _ in range(2))
+    assert first.config is second.config and first.model.config is first.config
+    want, sdpa = second(ids).logits, first(ids).logits
+    twofour.hf.enable(first, mode="exact/pair64/s0/l0")
+    assert not torch.equal(first(ids).logits, sdpa)
+    assert second.config._attn_implementation == "sdpa"
+    assert torch.equal(second(ids).logits, want)
+    twofour.hf.enable(second, mode="exact/pair64/s0/l0")
+    pruned = second(ids).logits
+    twofour.hf.disable(first)
+    assert torch.equal(first(ids).logits, sdpa)
+    assert torch.equal(second(ids).logits, pruned) and not torch.equal(pruned, want)
+    assert first.model.config is first.config  # still one configuration within a model
 
 
 def test_nested_recorders_and_modes_keep_the_outer_one():
