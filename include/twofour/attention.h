@@ -60,6 +60,13 @@ struct AttentionProblem {
 };
 
 /// The memory of one call. Pointers stay the caller's.
+///
+/// For a plan on a CUDA device every pointer here, and those in `transform`, is memory that device
+/// can use, which the host never reads: the values of cu_seqlens and of w are not checked, and
+/// offsets that are not as described below give undefined results. There the base addresses of q,
+/// k, v and o and their strides other than the last are multiples of 16 bytes, and a run returns
+/// before its outputs are there: stats as much as o and lse are written in the order of the stream.
+/// `decisions` stay memory of the host, so a traced run waits for the stream.
 struct AttentionArgs {
   ConstTensorView q;  // [B,M,Hq,D], packed [Tq,Hq,D]; unit last stride
   ConstTensorView k;  // [B,N,Hkv,D], packed [Tk,Hkv,D]
@@ -70,7 +77,7 @@ struct AttentionArgs {
   const std::int32_t* cu_seqlens_k = nullptr;  // [B+1]
   ConstTensorView mask;                        // bool [B,Hq,M,N], true = live, strides may be 0
   const KeyTransform* transform = nullptr;     // nm24: null is identity
-  const PreparedK* prepared_k = nullptr;       // int8: null computes it in the workspace
+  const PreparedK* prepared_k = nullptr;       // int8: null computes it in the workspace; CPU only
   AttentionStats* stats = nullptr;             // optional counts, written on success
   Decisions* decisions = nullptr;              // with problem.trace; sized by make_decisions
 };
@@ -91,6 +98,8 @@ struct PlanOptions {
 };
 
 /// An immutable decision; run() is re-entrant with distinct workspaces and outputs.
+/// A default-constructed plan is empty: no kernel (id ""), a default problem, no candidates, a
+/// workspace of 0 bytes, the explanation "", and run() refuses.
 class Plan {
  public:
   const std::string& kernel_id() const;
@@ -102,7 +111,8 @@ class Plan {
   std::string explain() const;
 
   /// Checks the arguments against the problem, then launches on `stream`. Allocates nothing on
-  /// the device and does not synchronise. On error nothing has been written.
+  /// the device and does not synchronise, unless traced. Refused arguments leave all memory as it
+  /// is. On CUDA the workspace is memory of the device, which need not be the current one.
   Status run(const AttentionArgs& args, void* workspace, std::size_t workspace_bytes,
              Stream stream = nullptr) const;
 
@@ -120,7 +130,19 @@ Status validate(const AttentionProblem& problem);
 Result<Plan> plan(const AttentionProblem& problem, const Device& device,
                   const PlanOptions& options = {});
 
-/// plan + run in one call with an internally allocated workspace: for scripts and tests.
+/// Mode "auto" is dense below these lengths: a shorter prompt has next to nothing to prune, and a
+/// few new tokens over a cache do not repay quantising it.
+inline constexpr std::int64_t kAutoMinKeys = 1024;
+inline constexpr std::int64_t kAutoMinRows = 64;
+
+/// plan with the sparsity of mode "auto", whatever problem.sparsity says: the first of int8, score
+/// and dense that is not refused, and dense for short problems. Never a pruned query, whose quality
+/// depends on a transform. The plan's problem() says which it is.
+Result<Plan> plan_auto(AttentionProblem problem, const Device& device,
+                       const PlanOptions& options = {});
+
+/// plan + run in one call with an internally allocated workspace: for scripts and tests. Runs where
+/// q lies, on the CPU or on the default stream of a CUDA device, and returns when it is done.
 /// `problem`'s shapes and dtype are taken from the views in `args` (packed: batch, seqlen_q and
 /// seqlen_k stay as given), has_mask, has_transform, has_prepared_k and trace from what is there.
 Status attention(AttentionProblem problem, const AttentionArgs& args);

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "core/environment.h"
+#include "cuda/device.h"
 #include "ops/check.h"
 #include "plan/registry.h"
 #include "twofour/attention.h"
@@ -35,17 +36,24 @@ AttentionProblem normalized(AttentionProblem problem) {
   return problem;
 }
 
-Result<std::string> forced_kernel(const PlanOptions& options) {
-  if (!options.kernel_id.empty()) return options.kernel_id;
+/// The row that was asked for by name, and what asked, for messages: the call or the environment.
+struct Forced {
+  std::string id;  // empty: none
+  std::string origin;
+};
+
+Result<Forced> forced_kernel(const PlanOptions& options) {
+  if (!options.kernel_id.empty()) return Forced{options.kernel_id, "kernel"};
   const auto variable = env_kernel();
   if (!variable.ok()) return variable.status();
-  return variable->value_or("");
+  return Forced{variable->value_or(""), "TWOFOUR_KERNEL"};
 }
 
-Status unknown_kernel(const std::string& id) {
+Status unknown_kernel(const Forced& forced) {
   std::string known;
   for (const Kernel& row : kernels()) known += (known.empty() ? "" : ", ") + row.id;
-  return {Code::kNotFound, "kernel: expected one of " + known + ", got \"" + id + "\""};
+  return {Code::kNotFound,
+          forced.origin + ": expected one of " + known + ", got \"" + forced.id + "\""};
 }
 
 // Reasons in the order of the registry, each with all the kernels that gave it.
@@ -86,22 +94,22 @@ std::vector<Candidate> ask_all(const AttentionProblem& problem, const Device& de
 }
 
 /// Index of the row to run, by name or by cost; the earlier of equals.
-Result<std::size_t> choose(const std::vector<Candidate>& candidates, const std::string& forced) {
+Result<std::size_t> choose(const std::vector<Candidate>& candidates, const Forced& forced) {
   const auto rows = kernels();
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Candidate& candidate = candidates[i];
-    if (!forced.empty()) {
-      if (candidate.kernel_id != forced) continue;
+    if (!forced.id.empty()) {
+      if (candidate.kernel_id != forced.id) continue;
       if (candidate.why_not.empty()) return i;
       return {Code::kUnsupported,
-              "kernel " + forced + " cannot serve this problem: " + candidate.why_not};
+              forced.origin + " " + forced.id + " cannot serve this problem: " + candidate.why_not};
     }
     if (!candidate.why_not.empty() || rows[i].forced_only) continue;
     if (!best || candidate.seconds < candidates[*best].seconds) best = i;
   }
   if (best) return *best;
-  return forced.empty() ? refused_by_all(candidates) : unknown_kernel(forced);
+  return forced.id.empty() ? refused_by_all(candidates) : unknown_kernel(forced);
 }
 
 std::string formatted(const char* format, double value) {
@@ -139,6 +147,16 @@ std::string problem_text(const AttentionProblem& p) {
   return text + " " + to_string(p.sparsity);
 }
 
+/// "AMD EPYC (avx3, 2 threads)", "NVIDIA H200 (cuda:0, sm_90, 132 multiprocessors)".
+std::string device_text(const Device& device) {
+  if (device.kind == DeviceKind::kCuda) {
+    return device.name + " (cuda:" + std::to_string(device.index) + ", " + device.arch + ", " +
+           std::to_string(device.multiprocessors) + " multiprocessors)";
+  }
+  return device.name + " (" + device.arch + ", " + std::to_string(device.threads) +
+         (device.threads == 1 ? " thread" : " threads") + ")";
+}
+
 /// Lines of cells, each column as wide as its widest cell, numbers (the middle two) to the right.
 std::string table(const std::vector<std::array<std::string, 4>>& lines) {
   std::array<std::size_t, 4> width{};
@@ -168,6 +186,11 @@ Result<Plan> plan(const AttentionProblem& problem, const Device& device,
     return {Code::kInvalidArgument,
             "device: expected at least 1 thread, got " + std::to_string(device.threads)};
   }
+  if (device.kind == DeviceKind::kCuda && problem.has_prepared_k &&
+      problem.sparsity.qk == QKProduct::kInt8) {
+    return {Code::kUnsupported,
+            "prepared_k: expected none on CUDA, where every run prepares its own, got one"};
+  }
   const auto forced = forced_kernel(options);
   if (!forced.ok()) return forced.status();
 
@@ -187,12 +210,25 @@ Result<Plan> plan(const AttentionProblem& problem, const Device& device,
   return plan;
 }
 
-const std::string& Plan::kernel_id() const { return state_->kernel->id; }
-const AttentionProblem& Plan::problem() const { return state_->problem; }
-const std::vector<Candidate>& Plan::candidates() const { return state_->candidates; }
-std::size_t Plan::workspace_bytes() const { return state_->workspace; }
+const std::string& Plan::kernel_id() const {
+  static const std::string none;
+  return state_ ? state_->kernel->id : none;
+}
+
+const AttentionProblem& Plan::problem() const {
+  static const AttentionProblem none;
+  return state_ ? state_->problem : none;
+}
+
+const std::vector<Candidate>& Plan::candidates() const {
+  static const std::vector<Candidate> none;
+  return state_ ? state_->candidates : none;
+}
+
+std::size_t Plan::workspace_bytes() const { return state_ ? state_->workspace : 0; }
 
 std::string Plan::explain() const {
+  if (!state_) return "";
   std::vector<std::array<std::string, 4>> lines = {{"  kernel", "predicted", "workspace", ""}};
   const auto rows = kernels();
   for (std::size_t i = 0; i < state_->candidates.size(); ++i) {
@@ -208,9 +244,7 @@ std::string Plan::explain() const {
                                         : ""});
     }
   }
-  const Device& device = state_->device;
-  return problem_text(state_->problem) + "\non " + device.name + " (" + device.arch + ", " +
-         std::to_string(device.threads) + (device.threads == 1 ? " thread" : " threads") + ")\n" +
+  return problem_text(state_->problem) + "\non " + device_text(state_->device) + "\n" +
          table(lines);
 }
 
@@ -218,7 +252,7 @@ Status Plan::run(const AttentionArgs& args, void* workspace, std::size_t workspa
                  Stream stream) const {
   if (!state_)
     return {Code::kInvalidArgument, "plan: expected one made by plan(), got an empty one"};
-  Status status = check_args(state_->problem, args);
+  Status status = check_args(state_->problem, args, state_->device);
   if (!status.ok()) return status;
   if (workspace_bytes < state_->workspace) {
     return {Code::kInvalidArgument, "workspace: expected at least " +
@@ -241,6 +275,11 @@ Status Plan::run(const AttentionArgs& args, void* workspace, std::size_t workspa
   const std::uintptr_t aligned = (address + kWorkspaceAlign - 1) & ~(kWorkspaceAlign - 1);
   void* scratch = state_->workspace == 0 ? nullptr : reinterpret_cast<void*>(aligned);
   const Launch launch{state_->problem, args, state_->device, scratch, stream};
+  if (state_->device.kind == DeviceKind::kCuda) {
+    const cuda::CurrentDevice current(state_->device.index);
+    if (!current.status().ok()) return current.status();
+    return state_->kernel->launch(*state_->kernel, launch);
+  }
   return state_->kernel->launch(*state_->kernel, launch);
 }
 

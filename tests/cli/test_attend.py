@@ -151,6 +151,22 @@ def test_window_and_scale(cli, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "o.npy"), want, atol=4e-6)
 
 
+def test_the_mode_is_dense_unless_given_and_auto_by_length(cli, tmp_path):
+    help_text = cli("attend", "--help").stdout
+    assert "dense (the default)" in help_text and "needs --layer" in " ".join(help_text.split())
+    for m, n, sparsity in [(64, 1024, "int8/pair128/s1/l0"), (64, 1023, "exact/none")]:
+        save_npy(tmp_path, **dict(zip("qkv", qkv(b=1, m=m, n=n), strict=True)))
+        report = json.loads(cli("attend", *QKV, "--mode", "auto", "--json").stdout)
+        assert report["sparsity"] == sparsity
+        report = json.loads(cli("attend", *QKV, "--json").stdout)
+        assert report["sparsity"] == "exact/none"
+
+
+def test_devices_may_be_written_twice(cli, tmp_path):
+    save_npy(tmp_path, **dict(zip("qkv", qkv(), strict=True)))
+    cli("attend", *QKV, "--out", "/dev/null", "--lse", "/dev/null")
+
+
 def calibration(folder, dim=32, heads=2, name="c.safetensors", **changed):
     lower = np.tril(RNG.standard_normal((heads, dim, dim)) * 0.1) + np.eye(dim)
     tensors = {}
@@ -239,11 +255,17 @@ REFUSALS = [
     ((*QKV, "--mask", "mask.npy"), "broadcasts to [2, 6, 37, 150]"),
     ((*QKV, "--cu-seqlens", "cu.npy"), "expected 3 axes"),
     ((*QKV, "--cu-seqlens-k", "cu.npy"), "expected --cu-seqlens"),
-    ((*QKV, "--layer", "0"), "both or neither"),
+    ((*QKV, "--layer", "0"), "--layer: expected --calibration FILE with it"),
+    ((*QKV, "--calibration", "q.npy"), "--calibration: expected --layer N with it"),
     ((*QKV, "--calibration", "q.npy", "--layer", "0"), "not a valid .safetensors"),
     ((*QKV, "--kernel", "nope"), "kernel: expected one of"),
     ((*QKV, "--kernel", "attention.cpu.int8.pair"), "cannot serve"),
     ((*QKV, "--out", "o.txt"), "expected a name ending in"),
+    ((*QKV, "--out", "q.npy"), "--out: expected a file of its own, got 'q.npy', which is --q too"),
+    ((*QKV, "--lse", "../{folder}/v.npy"), "which is --v too"),
+    ((*QKV, "--out", "link.npy"), "which is --k too"),
+    ((*QKV, "--mask", "mask.npy", "--out", "mask.npy"), "which is --mask too"),
+    ((*QKV, "--out", "o.npy", "--lse", "./o.npy"), "which is --out too"),
     ((*QKV, "--out", "none/o.npy"), "cannot write 'none/o.npy'"),
     ((*QKV, "--out", "/dev/full"), "No space left"),
     ((*QKV, "--nonsense"), "--nonsense"),
@@ -268,9 +290,11 @@ def test_bad_input_is_one_line_and_no_file(cli, tmp_path, words, says):
         cu=np.array([0, 5], np.int32),
     )
     (tmp_path / "short.npy").write_bytes((tmp_path / "q.npy").read_bytes()[:-1])
-    before = sorted(tmp_path.iterdir())
+    (tmp_path / "link.npy").symlink_to("k.npy")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    words = [word.format(folder=tmp_path.name) for word in words]
     assert says in cli("attend", *words, code=2).stderr
-    assert sorted(tmp_path.iterdir()) == before
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("offsets", [[1, 5], [0, 5, 3], [0], [[0, 5]], [0, -1]])

@@ -107,6 +107,13 @@ def test_verify_notices_a_row_without_pruned_blocks(cli):
     assert any("pruned block" in failure["message"] for failure in document["failures"])
 
 
+def test_verify_asks_of_the_filtered_rows_alone(cli):
+    words = ("mode=exact/none64/s1/d1", *CASE, "--coverage", "--filter", "exact.none")
+    shown = cli("verify", *words).stdout
+    assert "error/bound" in shown and "decision/bound" in shown
+    assert "attention.cpu.exact.none.trace" in shown and "attention.ref" not in shown
+
+
 def test_verify_refuses(cli, tmp_path):
     (tmp_path / "bad.cases").write_text("# fine\nmode=score len=3x3\nmode=score len=\n")
     assert "bad.cases:3: cannot read" in cli("verify", "--cases", "bad.cases", code=2).stderr

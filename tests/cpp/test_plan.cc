@@ -129,6 +129,7 @@ TEST(Plan, ARowCanBeForced) {
 
   const auto unknown = twofour::plan(small_problem(), *cpu_device(), {"attention.fast"});
   EXPECT_EQ(unknown.status().code(), Code::kNotFound);
+  EXPECT_EQ(unknown.status().message().rfind("kernel: expected one of ", 0), 0u);
   EXPECT_NE(unknown.status().message().find("got \"attention.fast\""), std::string::npos);
   EXPECT_NE(unknown.status().message().find("attention.ref"), std::string::npos);
 }
@@ -137,13 +138,46 @@ TEST(Plan, TheEnvironmentForcesARowUnlessTheCallDoes) {
   setenv("TWOFOUR_KERNEL", "attention.ref", 1);
   EXPECT_EQ(twofour::plan(small_problem(), *cpu_device())->kernel_id(), "attention.ref");
   setenv("TWOFOUR_KERNEL", "attention.fast", 1);
-  EXPECT_EQ(twofour::plan(small_problem(), *cpu_device()).status().code(), Code::kNotFound);
+  const auto unknown = twofour::plan(small_problem(), *cpu_device());
+  EXPECT_EQ(unknown.status().code(), Code::kNotFound);
+  EXPECT_EQ(unknown.status().message().rfind("TWOFOUR_KERNEL: expected one of ", 0), 0u);
   EXPECT_TRUE(twofour::plan(small_problem(), *cpu_device(), {"attention.ref"}).ok());
+  setenv("TWOFOUR_KERNEL", "attention.cpu.int8.none", 1);
+  const auto unfit = twofour::plan(small_problem(), *cpu_device());
+  EXPECT_EQ(unfit.status().message().rfind("TWOFOUR_KERNEL attention.cpu.int8.none cannot", 0), 0u);
   setenv("TWOFOUR_KERNEL", "no such name", 1);
   const auto bad = twofour::plan(small_problem(), *cpu_device());
   EXPECT_EQ(bad.status().code(), Code::kInvalidArgument);
   EXPECT_EQ(bad.status().message().rfind("TWOFOUR_KERNEL: ", 0), 0u);
   unsetenv("TWOFOUR_KERNEL");
+}
+
+TEST(Plan, AutoIsTheFirstModeThatRunsAndDenseWhereShort) {
+  AttentionProblem problem = small_problem(Mode::kRefined);  // not read
+  const Device device = *cpu_device();
+  const auto chosen = [&](std::int64_t m, std::int64_t n, const char* kernel = "") {
+    problem.seqlen_q = m;
+    problem.seqlen_k = n;
+    const auto plan = plan_auto(problem, device, {kernel});
+    return plan.ok() ? to_string(plan->problem().sparsity) : plan.status().message();
+  };
+  EXPECT_EQ(chosen(64, 1024), "int8/pair128/s1/l0");
+  EXPECT_EQ(chosen(63, 1024), "exact/none");
+  EXPECT_EQ(chosen(64, 1023), "exact/none");
+  // A kernel asked for by name leaves what it can serve.
+  EXPECT_EQ(chosen(64, 1024, "attention.cpu.exact.pair"), "exact/pair128/s1/l0");
+  EXPECT_EQ(chosen(64, 1024, "attention.cpu.exact.none"), "exact/none");
+  EXPECT_EQ(chosen(64, 1024, "attention.cpu.nm24.pair").rfind("kernel attention.cpu.nm24", 0), 0u);
+}
+
+TEST(Plan, AnEmptyPlanAnswersEverything) {
+  const Plan empty;
+  EXPECT_EQ(empty.kernel_id(), "");
+  EXPECT_EQ(empty.problem().seqlen_k, 0);
+  EXPECT_TRUE(empty.candidates().empty());
+  EXPECT_EQ(empty.workspace_bytes(), 0u);
+  EXPECT_EQ(empty.explain(), "");
+  EXPECT_EQ(empty.run({}, nullptr, 0).code(), Code::kInvalidArgument);
 }
 
 TEST(Plan, ARefusalNamesEveryRowAndItsReason) {
@@ -223,8 +257,6 @@ TEST(Run, ErrorsWriteNothing) {
     EXPECT_TRUE(plan->run(good, workspace.data(), workspace.size()).ok());
     EXPECT_FALSE(data.untouched());
   }
-  const Status empty = Plan().run({}, nullptr, 0);
-  EXPECT_EQ(empty.code(), Code::kInvalidArgument);
 }
 
 TEST(Run, AnyWorkspaceAddressGivesTheSameBits) {

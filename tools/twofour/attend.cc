@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -14,6 +15,8 @@
 
 namespace twofour::tool {
 namespace {
+
+constexpr const char* kAuto = "auto";
 
 struct Options {
   std::string q, k, v, input;  // files; `input` is one .safetensors with q, k and v
@@ -135,9 +138,11 @@ Status set_window(const std::string& text, Window* window) {
 
 /// Everything but the outputs: problem and arguments from the files and options.
 Status set_up(const Options& options, Memory* memory, AttentionProblem* p, AttentionArgs* args) {
-  const Result<Sparsity> sparsity = parse_sparsity(options.mode);
-  if (!sparsity.ok()) return sparsity.status();
-  p->sparsity = *sparsity;
+  if (options.mode != kAuto) {
+    const Result<Sparsity> sparsity = parse_sparsity(options.mode);
+    if (!sparsity.ok()) return sparsity.status();
+    p->sparsity = *sparsity;
+  }
   p->causal = options.causal;
   p->align = options.align == "top_left" ? Align::kTopLeft : Align::kBottomRight;
   p->scale = options.scale;
@@ -197,7 +202,10 @@ Status set_up(const Options& options, Memory* memory, AttentionProblem* p, Atten
     p->has_mask = true;
   }
   if (options.calibration.empty() != !options.layer)
-    return invalid("--calibration and --layer: expected both or neither");
+    return invalid(options.layer
+                       ? "--layer: expected --calibration FILE with it, got none"
+                       : "--calibration: expected --layer N with it, the layer of the file to use, "
+                         "got none");
   if (!options.calibration.empty()) {
     Result<Calibration> calibration = load_calibration(options.calibration);
     if (!calibration.ok()) return calibration.status();
@@ -236,10 +244,45 @@ Status check_out(const std::string& option, const std::string& path) {
                  io::in_quotes(path));
 }
 
+/// By what the names lead to, through links too; devices may be named twice.
+bool is_same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::equivalent(a, b, error)) return fs::is_regular_file(a, error);
+  if (fs::exists(a, error) || fs::exists(b, error)) return false;
+  const auto place = [&](const std::string& path) {
+    return fs::weakly_canonical(fs::absolute(path, error), error);
+  };
+  return place(a) == place(b) && !error;
+}
+
+/// No output may replace an input or the other output.
+Status check_distinct(const Options& options) {
+  const std::pair<const char*, const std::string*> named[] = {
+      {"--q", &options.q},
+      {"--k", &options.k},
+      {"--v", &options.v},
+      {"--input", &options.input},
+      {"--mask", &options.mask},
+      {"--cu-seqlens", &options.cu_seqlens_q},
+      {"--cu-seqlens-k", &options.cu_seqlens_k},
+      {"--calibration", &options.calibration},
+      {"--out", &options.out}};
+  for (const auto& [option, path] : {std::pair{"--out", &options.out}, {"--lse", &options.lse}})
+    for (const auto& [other, taken] : named) {
+      if (path == taken || path->empty() || taken->empty() || !is_same_file(*path, *taken))
+        continue;
+      return invalid(std::string(option) + ": expected a file of its own, got " +
+                     io::in_quotes(*path) + ", which is " + other + " too");
+    }
+  return {};
+}
+
 int attend(const Options& options) {
   const auto refuse = [&](const Status& status) { return report(status, options.json); };
   for (const auto& [option, path] : {std::pair{"--out", &options.out}, {"--lse", &options.lse}})
     if (const Status status = check_out(option, *path); !status.ok()) return refuse(status);
+  if (const Status status = check_distinct(options); !status.ok()) return refuse(status);
   Memory memory;
   AttentionProblem problem;
   AttentionArgs args;
@@ -250,7 +293,8 @@ int attend(const Options& options) {
   if (!device.ok()) return refuse(device.status());
   PlanOptions plan_options;
   plan_options.kernel_id = options.kernel;
-  const Result<Plan> chosen = plan(problem, *device, plan_options);
+  const Result<Plan> chosen = options.mode == kAuto ? plan_auto(problem, *device, plan_options)
+                                                    : plan(problem, *device, plan_options);
   if (!chosen.ok()) return refuse(chosen.status());
 
   const bool bhmd = options.layout == "bhmd";
@@ -297,7 +341,8 @@ int attend(const Options& options) {
                       stats.pruned_pairs, stats.live_pairs, stats.units, stats.refined,
                       stats.dropped));
   }
-  const bool needs_transform = problem.sparsity.qk == QKProduct::kNm24 && !problem.has_transform;
+  const bool needs_transform =
+      chosen->problem().sparsity.qk == QKProduct::kNm24 && !problem.has_transform;
   if (needs_transform)
     std::fprintf(stderr, "twofour: warning: %s without --calibration prunes the query unrotated\n",
                  sparsity.c_str());
@@ -313,19 +358,24 @@ void add_attend(CLI::App& app, int* exit_code) {
   c->add_option("--k", o->k, "[B,N,Hkv,D]");
   c->add_option("--v", o->v, "[B,N,Hkv,Dv]");
   c->add_option("--input", o->input, "one .safetensors with q, k and v instead");
-  c->add_option("--mode", o->mode, "dense, score, int8, dual, refined, or a sparsity string");
-  c->add_option("--layout", o->layout, "bmhd, or bhmd as PyTorch; of inputs and output")
+  c->add_option(
+      "--mode", o->mode,
+      "dense (the default), score, int8, dual, refined, a sparsity string, or auto: int8, "
+      "else score, where there is enough to prune, else dense");
+  c->add_option("--layout", o->layout,
+                "of inputs and output: bmhd (the default), or bhmd as PyTorch")
       ->check(CLI::IsMember({"bmhd", "bhmd"}));
   c->add_flag("--causal", o->causal, "query i sees keys up to its position");
-  c->add_option("--align", o->align, "of causal: bottom_right (KV cache) or top_left")
+  c->add_option("--align", o->align, "of causal: bottom_right (the default, KV cache) or top_left")
       ->check(CLI::IsMember({"bottom_right", "top_left"}));
   c->add_option("--window", o->window, "LEFT:RIGHT keys around the position; -1 open");
   c->add_option("--scale", o->scale, "of the logits; default 1/sqrt(D)");
   c->add_option("--mask", o->mask, "bool that broadcasts to [B,Hq,M,N], true is live");
   c->add_option("--cu-seqlens", o->cu_seqlens_q, "int32 [B+1]: q, k, v are packed [T,H,D]");
   c->add_option("--cu-seqlens-k", o->cu_seqlens_k, "of the keys, when they differ");
-  c->add_option("--calibration", o->calibration, "calibration file, for the nm24 product");
-  c->add_option("--layer", o->layer, "layer of the calibration");
+  c->add_option("--calibration", o->calibration,
+                "calibration file, for dual and refined; needs --layer");
+  c->add_option("--layer", o->layer, "layer of the calibration to use, from 0");
   c->add_option("--kernel", o->kernel, "force this kernel id");
   c->add_option("--out", o->out, "write O to .npy, or O and LSE to .safetensors");
   c->add_option("--lse", o->lse, "write LSE [B,Hq,M] fp32 to a file of its own");
