@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import re
 import sys
 import warnings
@@ -413,6 +414,8 @@ def main() -> int:
     options = parse_options()
     if not torch.cuda.is_available():
         raise ValueError("expected a CUDA GPU that torch can use, found none")
+    if options.modes and not importlib.util.find_spec("twofour"):
+        raise ValueError("twofour is not installed; `pip install .`, or --modes '' for peers alone")
     device = torch.device("cuda", torch.cuda.current_device())
     gauge = timing.Gauge(device)
     name = torch.cuda.get_device_name(device)
