@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ._devices import cuda_index, cuda_info
 from .errors import InvalidArgumentError, UnsupportedError
 from .sparsity import Sparsity, sparsity_text
 
@@ -35,10 +36,59 @@ def _check_tensor(name: str, tensor: Any, like: Tensor | None = None) -> None:
 
 def _check_device(q: Tensor) -> None:
     kind = q.device.type
-    if kind not in ("cpu", "meta"):
+    if kind not in ("cpu", "cuda", "meta"):
         raise UnsupportedError(
-            f"device: expected cpu, got {q.device}; this build of twofour has no {kind} kernels"
+            f"device: expected cpu or cuda, got {q.device}; twofour has no {kind} kernels"
         )
+    # Not while torch.compile traces, which cannot look into it; the operator says the same later.
+    if kind == "cuda" and not torch.compiler.is_compiling():
+        why_not = cuda_info(cuda_index(q.device))[3]
+        if why_not:
+            raise UnsupportedError(f"device: expected cpu, got {q.device}; {why_not}")
+
+
+def longest_sequence(cu_seqlens: Tensor, total: int, given: int, name: str) -> int:
+    """The longest packed sequence of side `name`, or what the caller says it is (-1: nothing).
+
+    Reads the offsets and checks them as the operator does on the CPU.
+    """
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not cu_seqlens.numel():
+        dtype = str(cu_seqlens.dtype).removeprefix("torch.")
+        raise InvalidArgumentError(
+            f"cu_seqlens_{name}: expected an int32 vector of batch + 1 offsets, got "
+            f"{dtype} {list(cu_seqlens.shape)}"
+        )
+    if cu_seqlens.device.type == "meta":
+        if given < 0:
+            raise InvalidArgumentError(
+                f"max_seqlen_{name}: expected a length, since cu_seqlens_{name} is a meta tensor"
+            )
+        return given
+    cu_seqlens = cu_seqlens.cpu()
+    lengths = cu_seqlens.diff()
+    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != total or bool((lengths < 0).any()):
+        raise InvalidArgumentError(
+            f"cu_seqlens_{name}: expected offsets that ascend from 0 to {total}, the tokens of "
+            f"{name}, got {cu_seqlens.tolist()}"
+        )
+    found = int(lengths.max()) if lengths.numel() else 0
+    if 0 <= given < found:
+        raise InvalidArgumentError(
+            f"max_seqlen_{name}: expected at least {found}, the longest sequence, got {given}"
+        )
+    return found if given < 0 else given
+
+
+def _longest_on_cuda(cu_seqlens: Tensor, total: int, given: int | None, name: str) -> int:
+    """As longest_sequence, for offsets that only the kernels see: read here if nobody says."""
+    if given is not None:
+        return given
+    if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        raise InvalidArgumentError(
+            f"max_seqlen_{name}: expected the longest sequence, since cu_seqlens_{name} is on a "
+            "CUDA device and cannot be read under torch.compile or graph capture, got none"
+        )
+    return longest_sequence(cu_seqlens, total, -1, name)
 
 
 def _check_grad(tensors: dict[str, Tensor | None]) -> None:
@@ -136,30 +186,53 @@ def _transform(calibration: Calibrated | None, q: Tensor) -> tuple[Tensor | None
     return t_q, t_k, w
 
 
+class Arguments(NamedTuple):
+    """The arguments of twofour::attention and twofour::trace, in their order."""
+
+    q: Tensor  # [B,M,Hq,D] or packed [Tq,Hq,D], whatever the caller's layout
+    k: Tensor  # [B,N,Hkv,D], [Tk,Hkv,D]
+    v: Tensor  # [B,N,Hkv,Dv], [Tk,Hkv,Dv]
+    mask: Tensor | None  # bool [B,Hq,M,N]
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    t_q: Tensor | None
+    t_k: Tensor | None
+    w: Tensor | None
+    sparsity: str
+    causal: bool
+    top_left: bool
+    window_left: int
+    window_right: int
+    scale: float | None
+    max_seqlen_q: int  # -1: not given
+    max_seqlen_k: int
+    kernel: str
+
+
 def operator_arguments(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    mode: str | Sparsity,
-    causal: bool,
-    align: str,
-    window: Window | None,
-    scale: float | None,
-    mask: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    calibration: Calibrated | None,
-    layout: str,
-    dropout_p: float,
-    softcap: float | None,
-    sinks: Any,
-    bias: Any,
-    kernel: str,
-) -> tuple[Any, ...]:
-    """The arguments of twofour::attention and twofour::trace, in their order."""
+    mode: str | Sparsity = "auto",
+    causal: bool = False,
+    align: str = "bottom_right",
+    window: Window | None = None,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    calibration: Calibrated | None = None,
+    layout: str = "bmhd",
+    dropout_p: float = 0.0,
+    softcap: float | None = None,
+    sinks: Any = None,
+    bias: Any = None,
+    kernel: str = "",
+) -> Arguments:
+    """Checks what `twofour.attention` takes, and turns it into what the operators take."""
     _check_tensor("q", q)
     _check_tensor("k", k, q)
     _check_tensor("v", v, q)
@@ -190,10 +263,13 @@ def operator_arguments(
     if layout == "bhmd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
+    if packed and q.device.type == "cuda":
+        max_seqlen_q = _longest_on_cuda(cu_seqlens_q, q.size(0), max_seqlen_q, "q")
+        max_seqlen_k = _longest_on_cuda(cu_seqlens_k, k.size(0), max_seqlen_k, "k")
     t_q, t_k, w = _transform(calibration, q)
     _check_grad({"q": q, "k": k, "v": v})
     left, right = _window(window)
-    return (
+    return Arguments(
         q,
         k,
         v,

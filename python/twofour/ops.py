@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _library  # noqa: F401  (registers the operators used below)
-from ._arguments import Calibrated, Window, operator_arguments
+from ._arguments import Arguments, Calibrated, Window, operator_arguments
 from .errors import InvalidArgumentError, UncalibratedWarning, reraise
 from .sparsity import Sparsity
 
@@ -45,10 +45,10 @@ def _warn_uncalibrated(sparsity: str, t_q: Tensor | None) -> None:
         )
 
 
-def _run(op: Any, arguments: tuple[Any, ...]) -> Any:
+def _run(op: Any, arguments: Arguments) -> Any:
     if torch.compiler.is_compiling():
         return op(*arguments)  # the fake kernel warns; the error keeps its text in a RuntimeError
-    _warn_uncalibrated(arguments[9], arguments[6])
+    _warn_uncalibrated(arguments.sparsity, arguments.t_q)
     try:
         return op(*arguments)
     except RuntimeError as error:
@@ -159,51 +159,13 @@ def attention(
     return (o, *((lse,) if return_lse else ()), *((stats,) if return_stats else ()))
 
 
-def trace(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mode: str | Sparsity = "auto",
-    causal: bool = False,
-    align: str = "bottom_right",
-    window: Window | None = None,
-    scale: float | None = None,
-    mask: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    calibration: Calibrated | None = None,
-    layout: str = "bmhd",
-    kernel: str = "",
-) -> Trace:
+def trace(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bmhd", **options: Any) -> Trace:
     """`attention` by a debugging kernel that also writes out what it kept, refined and dropped.
 
-    Slow, and Hq * rows * N bytes large. Arguments and errors as for `attention`.
+    Slow, and Hq * rows * N bytes large. Options and errors as for `attention`, without return_lse
+    and return_stats.
     """
-    arguments = operator_arguments(
-        q,
-        k,
-        v,
-        mode=mode,
-        causal=causal,
-        align=align,
-        window=window,
-        scale=scale,
-        mask=mask,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        calibration=calibration,
-        layout=layout,
-        dropout_p=0.0,
-        softcap=None,
-        sinks=None,
-        bias=None,
-        kernel=kernel,
-    )
+    arguments = operator_arguments(q, k, v, layout=layout, **options)
     o, lse, kept, unit = _run(torch.ops.twofour.trace.default, arguments)
     return Trace(o.transpose(1, 2) if layout == "bhmd" else o, lse, kept, unit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from . import _library  # noqa: F401  (registers the operators used below)
-from ._arguments import operator_arguments
+from ._arguments import longest_sequence, operator_arguments
+from ._devices import cuda_index, cuda_info
 from .errors import InvalidArgumentError, reraise
 
 _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -35,10 +37,18 @@ class Explanation:
 
 
 def available() -> dict[str, Availability]:
-    """For each kind of device: can this build use it on this machine? Runs no kernel."""
+    """For each kind of device: can this build use it on this machine? Runs no kernel.
+
+    Looks at the first CUDA device, which initialises the CUDA driver: a process that forks later
+    cannot use CUDA in its children.
+    """
     name, arch, threads, why_not = torch.ops.twofour.cpu_info()
     cpu = Availability(not why_not, why_not or f"{name}, {arch}, {threads} threads")
-    return {"cpu": cpu, "cuda": Availability(False, "this build of twofour has no CUDA kernels")}
+    name, arch, multiprocessors, why_not = cuda_info(0)
+    cuda = Availability(
+        not why_not, why_not or f"{name}, {arch}, {multiprocessors} multiprocessors"
+    )
+    return {"cpu": cpu, "cuda": cuda}
 
 
 def kernels() -> list[str]:
@@ -63,31 +73,17 @@ def _check_operand(name: str, tensor: Tensor, q: Tensor, shape: tuple[int, ...])
         )
 
 
-def _longest(cu_seqlens: Tensor, total: int, given: int, name: str) -> int:
-    """The longest packed sequence, or what the caller says it is; checked as by the operator."""
-    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not cu_seqlens.numel():
-        raise InvalidArgumentError(
-            f"cu_seqlens_{name}: expected an int32 vector of batch + 1 offsets, got "
-            f"{_name(cu_seqlens.dtype)} {list(cu_seqlens.shape)}"
-        )
-    if cu_seqlens.device.type == "meta":
-        if given < 0:
-            raise InvalidArgumentError(
-                f"max_seqlen_{name}: expected a length, since cu_seqlens_{name} is a meta tensor"
-            )
-        return given
-    lengths = cu_seqlens.diff()
-    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != total or bool((lengths < 0).any()):
-        raise InvalidArgumentError(
-            f"cu_seqlens_{name}: expected offsets that ascend from 0 to {total}, the tokens of "
-            f"{name}, got {cu_seqlens.tolist()}"
-        )
-    found = int(lengths.max()) if lengths.numel() else 0
-    if 0 <= given < found:
-        raise InvalidArgumentError(
-            f"max_seqlen_{name}: expected at least {found}, the longest sequence, got {given}"
-        )
-    return found if given < 0 else given
+def _place(q: Tensor, device: torch.device | str | None) -> torch.device:
+    """Where the plan is for."""
+    if device is None:
+        return torch.device("cpu") if q.device.type == "meta" else q.device
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise InvalidArgumentError(f"device: expected cpu or cuda, got {device}")
+    return place
 
 
 def explain(
@@ -95,62 +91,42 @@ def explain(
     k: Tensor | None = None,
     v: Tensor | None = None,
     *,
-    mode: Any = "auto",
-    causal: bool = False,
-    align: str = "bottom_right",
-    window: Any = None,
-    mask: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    calibration: Any = None,
-    layout: str = "bmhd",
-    kernel: str = "",
+    device: torch.device | str | None = None,
+    **options: Any,
 ) -> Explanation:
     """The plan that `attention` would follow for these arguments; tensors may be on "meta".
 
-    Errors as for `attention`: a refusal names every kernel tried and why.
+    device: "cpu" or "cuda:0", where they would be; by default where q is, the CPU for "meta".
+
+    Options and errors as for `attention`, without return_lse and return_stats: a refusal names
+    every kernel tried and why.
     """
     if q is None or k is None or v is None:
         raise InvalidArgumentError(
             "explain: expected q, k and v, whose shapes decide; tensors on the meta device do"
         )
-    arguments = operator_arguments(
-        *(t.detach() if isinstance(t, Tensor) else t for t in (q, k, v)),
-        mode=mode,
-        causal=causal,
-        align=align,
-        window=window,
-        scale=None,
-        mask=mask,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        calibration=calibration,
-        layout=layout,
-        dropout_p=0.0,
-        softcap=None,
-        sinks=None,
-        bias=None,
-        kernel=kernel,
+    # Nothing is computed, so nothing needs a derivative either.
+    given = operator_arguments(
+        *(t.detach() if isinstance(t, Tensor) else t for t in (q, k, v)), **options
     )
-    q, k, v = arguments[:3]
+    q, k, v = given.q, given.k, given.v
+    place = _place(q, device)
     if q.dtype not in _DTYPES:
         raise InvalidArgumentError(f"q: expected fp32, fp16 or bf16, got {_name(q.dtype)}")
-    packed = cu_seqlens_q is not None
+    if given.scale is not None and not math.isfinite(given.scale):
+        raise InvalidArgumentError(f"scale: expected a finite number, got {given.scale}")
+    packed = given.cu_seqlens_q is not None
     keys = (*(() if packed else q.shape[:1]), *k.shape[-3:-1])
     _check_operand("k", k, q, (*keys, q.size(-1)))
     _check_operand("v", v, q, (*keys, v.size(-1)))
     if packed:
-        seqlen_q = _longest(cu_seqlens_q, q.size(0), arguments[15], "q")
-        seqlen_k = _longest(cu_seqlens_k, k.size(0), arguments[16], "k")
-        batch = cu_seqlens_q.numel() - 1
-        if cu_seqlens_k.numel() - 1 != batch:
+        seqlen_q = longest_sequence(given.cu_seqlens_q, q.size(0), given.max_seqlen_q, "q")
+        seqlen_k = longest_sequence(given.cu_seqlens_k, k.size(0), given.max_seqlen_k, "k")
+        batch = given.cu_seqlens_q.numel() - 1
+        if given.cu_seqlens_k.numel() - 1 != batch:
             raise InvalidArgumentError(
                 f"cu_seqlens_k: expected {batch + 1} offsets like cu_seqlens_q, got "
-                f"{cu_seqlens_k.numel()}"
+                f"{given.cu_seqlens_k.numel()}"
             )
     else:
         batch, seqlen_q, seqlen_k = q.size(0), q.size(1), k.size(1)
@@ -168,14 +144,15 @@ def explain(
                 packed,
                 q.size(0) if packed else 0,
                 k.size(0) if packed else 0,
-                arguments[10],
-                arguments[11],
-                arguments[12],
-                arguments[13],
-                mask is not None,
-                calibration is not None,
-                arguments[9],
-                kernel,
+                given.causal,
+                given.top_left,
+                given.window_left,
+                given.window_right,
+                given.mask is not None,
+                given.t_q is not None,
+                given.sparsity,
+                given.kernel,
+                cuda_index(place) if place.type == "cuda" else -1,
             )
         )
     except RuntimeError as error:
