@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +218,10 @@ def test_dev_says_in_one_line_what_is_wrong(tmp_path):
         (["--nonsense"], "unknown option --nonsense"),
         (["bench", "gpu"], "expected cpu, got 'gpu'"),
         (["--python"], "expected a path"),
+        (["--python="], "expected a path"),
+        (["build", "extra"], "build: expected no further words, got 'extra'"),
+        (["setup", "-v", "x"], "setup: expected no further words, got '-v x'"),
+        (["format", "src"], "format: expected no further words, got 'src'"),
     ]:
         result = dev(*arguments)
         assert result.returncode == 2 and expected in result.stderr
@@ -240,11 +246,73 @@ def test_dev_refuses_an_unfit_python(tmp_path):
         (str(old), "expected Python 3.11 or newer, found 3.9.2"),
         (str(tmp_path / "missing"), "or its environment, got"),
     ]:
-        result = subprocess.run(
-            [script, "--python", python, "setup"],
-            capture_output=True,
-            text=True,
-            env={"PATH": "/usr/bin:/bin", "TWOFOUR_SKIP_APT": "1"},
-        )
-        assert result.returncode == 2 and expected in result.stderr
-        assert not (tmp_path / "project/.venv").exists()
+        for words, name in ([], "TWOFOUR_PYTHON"), (["--python", python], "--python"):
+            environment = {"PATH": "/usr/bin:/bin", "TWOFOUR_SKIP_APT": "1"}
+            environment |= {} if words else {"TWOFOUR_PYTHON": python}
+            result = subprocess.run(
+                [script, *words, "setup"], capture_output=True, text=True, env=environment
+            )
+            assert result.returncode == 2 and expected in result.stderr
+            assert result.stderr.startswith(f"dev: {name}: ")
+            assert not (tmp_path / "project/.venv").exists()
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["test", "--bogus"], "unrecognized arguments: --bogus"),
+        (["test", "--only", "nothing"], "invalid choice: 'nothing'"),
+        (["check", "nothing"], "unknown check nothing"),
+    ],
+)
+def test_dev_refuses_words_before_it_sets_up(tmp_path, words, expected):
+    script = copy_of_dev(tmp_path / "project")
+    for name in ("run_tests", "check", "docs_checks"):
+        shutil.copy2(ROOT / f"tools/dev/{name}.py", script.parent / "tools/dev")
+    folder = Path(sys.executable).resolve().parent  # a Python that is new enough
+    result = subprocess.run(
+        [script, *words],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{folder}:/usr/bin:/bin", "TWOFOUR_SKIP_APT": "1"},
+    )
+    assert result.returncode == 2 and expected in result.stderr.splitlines()[-1]
+    assert "==>" not in result.stdout and not (script.parent / ".venv").exists()
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(1)", "raise"])  # pip does the first
+def test_dev_interrupted_in_a_step_says_so(tmp_path, code):
+    copy_of_dev(tmp_path)
+    write(
+        tmp_path,
+        "work.py",
+        "import sys, time\n"
+        "try:\n    print('begun', flush=True)\n    time.sleep(60)\n"
+        f"except KeyboardInterrupt:\n    print('cancelled', file=sys.stderr)\n    {code}\n",
+    )
+    step = f"set -euo pipefail; root={tmp_path}; source tools/dev/setup.sh; "
+    step += f"work() {{ {sys.executable} work.py; }}; step pip 'Python packages' work; echo after"
+    with subprocess.Popen(
+        ["bash", "-c", step],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        while process.stdout.readline() != "begun\n":
+            pass
+        os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and out == ""
+    assert "cancelled" in err
+    assert err.count("dev: interrupted; run the same command again to go on") == 1
+
+
+def test_dev_says_which_signal_ended_a_step(tmp_path):
+    copy_of_dev(tmp_path)
+    step = f"set -euo pipefail; root={tmp_path}; source tools/dev/setup.sh; "
+    step += "step build 'the build' bash -c 'kill -SEGV $$'"
+    result = subprocess.run(["bash", "-c", step], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("dev: the build: failed: exit code 139")

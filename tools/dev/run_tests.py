@@ -181,7 +181,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"only {' and '.join(QUICK)}")
     parser.add_argument("--only", action="append", choices=SUITES, metavar="SUITE", default=[])
     parser.add_argument("--filter", default="", metavar="TEXT", help="tests whose name has TEXT")
+    parser.add_argument("--parse-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.parse_only:  # ./dev asks before it sets up and builds
+        return 0
     chosen = options.only or (QUICK if options.quick or options.filter else tuple(SUITES))
 
     RESULTS.mkdir(parents=True, exist_ok=True)

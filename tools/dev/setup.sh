@@ -6,6 +6,7 @@ venv=${root:?set by ./dev}/.venv
 logs=$root/build/log
 min_python=3.11
 min_torch=2.10
+python_option=TWOFOUR_PYTHON
 
 fail() {
   echo "dev: $*" >&2
@@ -13,10 +14,24 @@ fail() {
 }
 say() { echo "==> $*"; }
 
-trap 'echo "dev: interrupted; run the same command again to go on" >&2; exit 130' INT TERM
+# Said on the terminal itself: within a step stderr is a pipe.
+exec {terminal}>&2
+trap 'echo "dev: interrupted; run the same command again to go on" >&$terminal; exit 130' INT TERM
 
 asks_help() { [[ " $* " == *" --help "* || " $* " == *" -h "* || " $* " == *" --list "* ]]; }
 any_python() { if [[ -x $venv/bin/python ]]; then echo "$venv/bin/python"; else echo python3; fi; }
+no_words() { # no_words WORD...: for commands that take none
+  (($# == 0)) || fail "${command:?}: expected no further words, got '$*'"
+}
+# parse_first SCRIPT WORD...: bad words end the run before minutes of set-up. Without a Python that
+# can read the script this must wait until after it.
+parse_first() {
+  local python script=$root/tools/dev/$1
+  shift
+  python=$(any_python)
+  at_least $min_python "$(python_version "$python")" || return 0
+  "$python" "$script" --parse-only "$@" || exit $?
+}
 jobs() { echo "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"; }
 hash_of() { sha256sum "$@" | sha256sum | cut -d' ' -f1; }
 free_mib() { df -Pm "$root" | awk 'NR == 2 {print $4}'; }
@@ -29,13 +44,16 @@ need_space() { # need_space MIB WHAT
 # step NAME TEXT COMMAND...: runs the command with its output shown and its errors kept, and says in
 # one line why it failed.
 step() {
-  local name=$1 text=$2 start=$SECONDS code=0
+  local name=$1 text=$2 start=$SECONDS code=0 errors reader
   shift 2
   mkdir -p "$logs" || fail "cannot write to $root/build"
   say "$text"
-  "$@" 2> >(tee "$logs/$name.log" >&2) || code=$?
-  wait $! 2>/dev/null || true
-  if ((code >= 130)); then exit "$code"; fi
+  # Ctrl-C reaches all processes of the terminal; what still writes must not lose its reader.
+  exec {errors}> >(trap '' INT TERM && exec tee "$logs/$name.log" >&2)
+  reader=$!
+  "$@" 2>&$errors {errors}>&- || code=$?
+  exec {errors}>&-
+  wait "$reader" || true
   ((code == 0)) || fail "$text: failed: $(reason "$logs/$name.log" "$code")"
   say "$text: done in $((SECONDS - start)) s"
 }
@@ -97,9 +115,9 @@ find_python() {
     candidate=$TWOFOUR_PYTHON
     [[ -d $candidate ]] && candidate=$candidate/bin/python
     version=$(python_version "$candidate") ||
-      fail "TWOFOUR_PYTHON: expected a Python $min_python or newer or its environment, got $TWOFOUR_PYTHON"
+      fail "$python_option: expected a Python $min_python or newer or its environment, got $TWOFOUR_PYTHON"
     at_least $min_python "$version" ||
-      fail "TWOFOUR_PYTHON: expected Python $min_python or newer, found $version at $candidate"
+      fail "$python_option: expected Python $min_python or newer, found $version at $candidate"
     command -v "$candidate"
     return
   fi
@@ -150,7 +168,9 @@ set_up_venv() {
   [[ ${TWOFOUR_PYTHON:-} != */* ]] || TWOFOUR_PYTHON=$(realpath -s "$TWOFOUR_PYTHON")
   [[ ${TWOFOUR_PYTHON:-} != "$venv"?(/*) ]] || TWOFOUR_PYTHON=
   # An environment named once stays in use until .venv is removed or another is named.
-  if [[ -z ${TWOFOUR_PYTHON:-} && -s $base ]]; then TWOFOUR_PYTHON=$(<"$base"); fi
+  if [[ -z ${TWOFOUR_PYTHON:-} && -s $base ]]; then
+    TWOFOUR_PYTHON=$(<"$base") python_option="the Python that .venv was made from"
+  fi
   [[ -n ${TWOFOUR_PYTHON:-} ]] || files=("$root/requirements/torch.txt" "${files[@]}")
   wanted="$(hash_of "${files[@]}" "$root/requirements/format.txt") ${TWOFOUR_PYTHON:-}"
   if [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && "$venv/bin/python" -c '' 2>/dev/null; then
