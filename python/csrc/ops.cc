@@ -2,6 +2,7 @@
 //
 // Only shapes, pointers and texts cross; every decision is the core's. Fake kernels and the checks
 // that need Python (gradients, devices) are in python/twofour/ops.py.
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "problem.h"
+#include "stream.h"
 #include "tensors.h"
 #include "twofour/attention.h"
 #include "twofour/sparsity.h"
@@ -23,25 +25,30 @@
 namespace twofour::py {
 namespace {
 
+/// Units, refined, dropped, pruned_pairs, live_pairs: AttentionStats as an int64 tensor.
+constexpr int64_t kStats = sizeof(AttentionStats) / sizeof(int64_t);
+
 struct Outputs {
   Tensor o;
   Tensor lse;
-  AttentionStats stats;
+  Tensor stats;
 };
 
 /// Plans and runs a call; `decisions` non-null asks for a trace.
 Outputs run(const Call& given, Decisions* decisions) {
-  // A thread that torch has not used yet does not know torch.set_num_threads; asking makes torch
-  // set OpenMP's number of threads, which the CPU kernels go by.
-  (void)torch::stable::get_num_threads();
   Call call = given;
-  call.q = with_unit_last_stride(call.q, "q");
-  call.k = with_unit_last_stride(call.k, "k");
-  call.v = with_unit_last_stride(call.v, "v");
+  check_devices(call);
+  const Device device = device_of(call.q);
+  const bool on_cuda = device.kind == DeviceKind::kCuda;
+  std::optional<torch::stable::accelerator::DeviceGuard> current;
+  if (on_cuda) current.emplace(device.index);
+  call.q = readable(call.q, "q");
+  call.k = readable(call.k, "k");
+  call.v = readable(call.v, "v");
 
   AttentionProblem problem = make_problem(call);
   problem.trace = decisions != nullptr;
-  const Plan plan = make_plan(problem, call.sparsity, call.kernel);
+  const Plan plan = make_plan(problem, device, call.sparsity, call.kernel);
   problem = plan.problem();
   if (decisions) *decisions = make_decisions(problem);
 
@@ -54,7 +61,7 @@ Outputs run(const Call& given, Decisions* decisions) {
                      : std::vector<int64_t>{problem.batch, problem.heads_q, problem.seqlen_q};
   Outputs out{new_tensor(call.q, o_shape, call.q.scalar_type(), "o"),
               new_tensor(call.q, lse_shape, ScalarType::Float, "lse"),
-              {}};
+              new_tensor(call.q, {kStats}, ScalarType::Long, "stats")};
   const auto bytes = static_cast<int64_t>(plan.workspace_bytes());
   const Tensor workspace = new_tensor(call.q, {bytes}, ScalarType::Byte, "workspace");
 
@@ -74,41 +81,34 @@ Outputs run(const Call& given, Decisions* decisions) {
     transform = make_transform(call, problem);
     args.transform = &transform;
   }
-  args.stats = &out.stats;
+  args.stats = static_cast<AttentionStats*>(out.stats.mutable_data_ptr());
   args.decisions = decisions;
-  check(plan.run(args, workspace.mutable_data_ptr(), static_cast<std::size_t>(bytes)));
-  return out;
-}
-
-/// int64 [5]: units, refined, dropped, pruned_pairs, live_pairs.
-Tensor stats_tensor(const Tensor& like, const AttentionStats& stats) {
-  Tensor out = new_tensor(like, {5}, ScalarType::Long, "stats");
-  const int64_t values[5] = {stats.units, stats.refined, stats.dropped, stats.pruned_pairs,
-                             stats.live_pairs};
-  std::memcpy(out.mutable_data_ptr(), values, sizeof(values));
+  // torch keeps the workspace from other streams until this one is past it.
+  check(plan.run(args, workspace.mutable_data_ptr(), static_cast<std::size_t>(bytes),
+                 on_cuda ? current_cuda_stream(device.index) : nullptr));
   return out;
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention(const Call& call) {
-  Outputs out = run(call, nullptr);
-  return {out.o, out.lse, stats_tensor(call.q, out.stats)};
+  const Outputs out = run(call, nullptr);
+  return {out.o, out.lse, out.stats};
 }
 
 /// kept bool [Hq, rows, N], unit uint8 [Hq, rows, half_blocks], rows as in Decisions.
 std::tuple<Tensor, Tensor, Tensor, Tensor> trace(const Call& call) {
   Decisions decisions;
-  Outputs out = run(call, &decisions);
+  const Outputs out = run(call, &decisions);
   const Decisions& d = decisions;
-  Tensor kept = new_tensor(call.q, {d.heads, d.rows, d.keys}, ScalarType::Bool, "kept");
+  const Tensor kept = new_cpu_tensor({d.heads, d.rows, d.keys}, ScalarType::Bool, "kept");
   auto* bits = static_cast<bool*>(kept.mutable_data_ptr());
   for (int64_t head = 0; head < d.heads; ++head) {
     for (int64_t row = 0; row < d.rows; ++row) {
       for (int64_t key = 0; key < d.keys; ++key) *bits++ = d.is_kept(head, row, key);
     }
   }
-  Tensor unit = new_tensor(call.q, {d.heads, d.rows, d.half_blocks}, ScalarType::Byte, "unit");
+  const Tensor unit = new_cpu_tensor({d.heads, d.rows, d.half_blocks}, ScalarType::Byte, "unit");
   if (!d.unit.empty()) std::memcpy(unit.mutable_data_ptr(), d.unit.data(), d.unit.size());
-  return {out.o, out.lse, kept, unit};
+  return {out.o, out.lse, moved_like(kept, call.q, "kept"), moved_like(unit, call.q, "unit")};
 }
 
 /// One parameter list for both operators: the schema's order, gathered into a Call.
@@ -133,13 +133,20 @@ auto from_schema(const Tensor& q, const Tensor& k, const Tensor& v,
 constexpr auto attention_op = from_schema<attention>;
 constexpr auto trace_op = from_schema<trace>;
 
+int to_int(int64_t number, const char* what) {
+  if (number < 0 || number > INT32_MAX) {
+    raise_invalid(std::string(what) + ": expected 0 .. 2147483647, got " + std::to_string(number));
+  }
+  return static_cast<int>(number);
+}
+
 /// The plan of a problem given by numbers alone: (sparsity, kernel id, the printout).
 std::tuple<std::string, std::string, std::string> explain(
     const std::string& dtype, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t head_dim,
     int64_t head_dim_v, int64_t seqlen_q, int64_t seqlen_k, bool packed, int64_t total_q,
     int64_t total_k, bool causal, bool top_left, int64_t window_left, int64_t window_right,
-    bool has_mask, bool has_transform, const std::string& sparsity, const std::string& kernel) {
-  (void)torch::stable::get_num_threads();
+    bool has_mask, bool has_transform, const std::string& sparsity, const std::string& kernel,
+    int64_t cuda_index) {
   AttentionProblem problem;
   bool known = false;
   for (const DType candidate : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -164,7 +171,9 @@ std::tuple<std::string, std::string, std::string> explain(
   problem.window = {window_left, window_right};
   problem.has_mask = has_mask;
   problem.has_transform = has_transform;
-  const Plan plan = make_plan(problem, sparsity, kernel);
+  const Device device =
+      value(cuda_index < 0 ? host_device() : cuda_device(to_int(cuda_index, "cuda_index")));
+  const Plan plan = make_plan(problem, device, sparsity, kernel);
   return {to_string(plan.problem().sparsity), plan.kernel_id(), plan.explain()};
 }
 
@@ -186,13 +195,6 @@ parse_sparsity_op(const std::string& text, int64_t head_dim) {
   if (head_dim > 0) s = resolved(s, head_dim);
   return {to_string(s.qk), to_string(s.score), s.block,         s.sink_blocks,
           s.local_blocks,  shortest(s.refine), shortest(s.drop)};
-}
-
-int to_int(int64_t number, const char* what) {
-  if (number < 0 || number > INT32_MAX) {
-    raise_invalid(std::string(what) + ": expected 0 .. 2147483647, got " + std::to_string(number));
-  }
-  return static_cast<int>(number);
 }
 
 /// The canonical string of the fields, validated.
@@ -225,10 +227,16 @@ std::string format_sparsity(const std::string& qk, const std::string& score, int
 
 /// Name, instruction set and threads of the CPU device, or why there is none.
 std::tuple<std::string, std::string, int64_t, std::string> cpu_info() {
-  (void)torch::stable::get_num_threads();
-  const auto device = cpu_device();
+  const auto device = host_device();
   if (!device.ok()) return {"", "", 0, device.status().message()};
   return {device->name, device->arch, device->threads, ""};
+}
+
+/// Name, architecture and multiprocessors of a CUDA device, or why it cannot be used.
+std::tuple<std::string, std::string, int64_t, std::string> cuda_info(int64_t index) {
+  const auto device = cuda_device(to_int(index, "index"));
+  if (!device.ok()) return {"", "", 0, device.status().message()};
+  return {device->name, device->arch, device->multiprocessors, ""};
 }
 
 /// Ids of all kernels, one a line, in the registry's order.
@@ -236,7 +244,7 @@ std::string kernels() {
   // Any problem that some row serves: a plan lists every row, also the refused ones.
   AttentionProblem problem;
   problem.seqlen_q = problem.seqlen_k = 1;
-  const Plan plan = make_plan(problem, "dense", "attention.ref");
+  const Plan plan = make_plan(problem, value(host_device()), "dense", "attention.ref");
   std::string out;
   for (const Candidate& candidate : plan.candidates()) {
     if (!out.empty()) out += '\n';
@@ -263,7 +271,7 @@ STABLE_TORCH_LIBRARY(twofour, m) {
       "explain(str dtype, int batch, int heads_q, int heads_kv, int head_dim, int head_dim_v, "
       "int seqlen_q, int seqlen_k, bool packed, int total_q, int total_k, bool causal, "
       "bool top_left, int window_left, int window_right, bool has_mask, bool has_transform, "
-      "str sparsity, str kernel) -> (str sparsity, str kernel, str text)");
+      "str sparsity, str kernel, int cuda_index) -> (str sparsity, str kernel, str text)");
   m.def(
       "parse_sparsity(str text, int head_dim) -> (str qk, str score, int block, int sink_blocks, "
       "int local_blocks, float? refine, float? drop)");
@@ -271,6 +279,7 @@ STABLE_TORCH_LIBRARY(twofour, m) {
       "format_sparsity(str qk, str score, int block, int sink_blocks, int local_blocks, "
       "float? refine, float? drop) -> str");
   m.def("cpu_info() -> (str name, str arch, int threads, str why_not)");
+  m.def("cuda_info(int index) -> (str name, str arch, int multiprocessors, str why_not)");
   m.def("kernels() -> str");
   m.def("version() -> str");
 }
@@ -280,11 +289,17 @@ STABLE_TORCH_LIBRARY_IMPL(twofour, CPU, m) {
   m.impl("trace", TORCH_BOX(twofour::py::trace_op));
 }
 
+STABLE_TORCH_LIBRARY_IMPL(twofour, CUDA, m) {
+  m.impl("attention", TORCH_BOX(twofour::py::attention_op));
+  m.impl("trace", TORCH_BOX(twofour::py::trace_op));
+}
+
 STABLE_TORCH_LIBRARY_IMPL(twofour, CompositeExplicitAutograd, m) {
   m.impl("explain", TORCH_BOX(&twofour::py::explain));
   m.impl("parse_sparsity", TORCH_BOX(&twofour::py::parse_sparsity_op));
   m.impl("format_sparsity", TORCH_BOX(&twofour::py::format_sparsity));
   m.impl("cpu_info", TORCH_BOX(&twofour::py::cpu_info));
+  m.impl("cuda_info", TORCH_BOX(&twofour::py::cuda_info));
   m.impl("kernels", TORCH_BOX(&twofour::py::kernels));
   m.impl("version", TORCH_BOX(&twofour::py::version));
 }

@@ -9,8 +9,8 @@ std::string shape_text(const Tensor& tensor, const char* what) {
   return shape_string(view(tensor, what));
 }
 
-/// Checks an int32 [B+1] vector; returns its longest sequence. Order is checked by the core, and
-/// no sequence is read here beyond the vector itself.
+/// Checks an int32 [B+1] vector; returns its longest sequence, -1 for one on CUDA. Order is checked
+/// by the core, and no sequence is read here beyond the vector itself.
 std::int64_t longest(const Tensor& cu_seqlens, const char* what) {
   if (cu_seqlens.scalar_type() != ScalarType::Int || cu_seqlens.dim() != 1 ||
       cu_seqlens.numel() < 1 || !cu_seqlens.is_contiguous()) {
@@ -18,6 +18,7 @@ std::int64_t longest(const Tensor& cu_seqlens, const char* what) {
         std::string(what) + ": expected a contiguous int32 vector of batch + 1 offsets, got " +
         to_string(to_dtype(cu_seqlens.scalar_type(), what)) + " " + shape_text(cu_seqlens, what));
   }
+  if (cu_seqlens.is_cuda()) return -1;
   const auto* offsets = cu_seqlens.const_data_ptr<std::int32_t>();
   std::int64_t most = 0;
   for (std::int64_t i = 1; i < cu_seqlens.numel(); ++i) {
@@ -28,6 +29,11 @@ std::int64_t longest(const Tensor& cu_seqlens, const char* what) {
 
 std::int64_t checked_longest(const Tensor& cu_seqlens, std::int64_t claimed, const char* name) {
   const std::int64_t found = longest(cu_seqlens, (std::string("cu_seqlens_") + name).c_str());
+  if (claimed < 0 && found < 0) {
+    raise_invalid(std::string("max_seqlen_") + name +
+                  ": expected the longest sequence, since cu_seqlens_" + name +
+                  " is on a CUDA device, got none");
+  }
   if (claimed < 0) return found;
   if (claimed < found) {
     raise_invalid(std::string("max_seqlen_") + name + ": expected at least " +
@@ -49,6 +55,40 @@ const float* transform_data(const std::optional<Tensor>& tensor, const char* wha
 }
 
 }  // namespace
+
+Result<Device> host_device() {
+  // A thread that torch has not used yet does not know torch.set_num_threads; asking makes torch
+  // set OpenMP's number of threads, which the CPU kernels go by.
+  (void)torch::stable::get_num_threads();
+  return cpu_device();
+}
+
+Device device_of(const Tensor& tensor) {
+  return value(tensor.is_cuda() ? cuda_device(tensor.get_device_index()) : host_device());
+}
+
+void check_devices(const Call& call) {
+  const auto text = [](const Tensor& tensor) {
+    return tensor.is_cuda() ? "cuda:" + std::to_string(tensor.get_device_index()) : "cpu";
+  };
+  const auto one = [&](const char* name, const Tensor& tensor) {
+    if (same_device(tensor, call.q)) return;
+    raise_invalid(std::string(name) + ": expected a tensor on " + text(call.q) +
+                  " like q, got one on " + text(tensor));
+  };
+  one("k", call.k);
+  one("v", call.v);
+  const std::pair<const char*, const std::optional<Tensor>*> others[] = {
+      {"mask", &call.mask},
+      {"cu_seqlens_q", &call.cu_seqlens_q},
+      {"cu_seqlens_k", &call.cu_seqlens_k},
+      {"t_q", &call.t_q},
+      {"t_k", &call.t_k},
+      {"w", &call.w}};
+  for (const auto& [name, tensor] : others) {
+    if (*tensor) one(name, **tensor);
+  }
+}
 
 AttentionProblem make_problem(const Call& call) {
   AttentionProblem problem;
@@ -100,21 +140,11 @@ AttentionProblem make_problem(const Call& call) {
   return problem;
 }
 
-Plan make_plan(AttentionProblem problem, const std::string& sparsity, const std::string& kernel) {
-  const Device device = value(cpu_device());
+Plan make_plan(AttentionProblem problem, const Device& device, const std::string& sparsity,
+               const std::string& kernel) {
   const PlanOptions options{kernel};
-  if (sparsity != "auto") {
-    problem.sparsity = value(parse_sparsity(sparsity));
-    return value(plan(problem, device, options));
-  }
-  if (problem.seqlen_k >= kAutoMinKeys && problem.seqlen_q >= kAutoMinRows) {
-    for (const Mode mode : {Mode::kInt8, Mode::kScore}) {
-      problem.sparsity = preset(mode);
-      auto candidate = plan(problem, device, options);
-      if (candidate.ok()) return *std::move(candidate);
-    }
-  }
-  problem.sparsity = preset(Mode::kDense);
+  if (sparsity == "auto") return value(plan_auto(problem, device, options));
+  problem.sparsity = value(parse_sparsity(sparsity));
   return value(plan(problem, device, options));
 }
 

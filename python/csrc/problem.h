@@ -10,11 +10,6 @@
 
 namespace twofour::py {
 
-/// "auto" is dense below these lengths: a shorter prompt has next to nothing to prune, and a few
-/// new tokens over a cache do not repay quantising it.
-inline constexpr std::int64_t kAutoMinKeys = 1024;
-inline constexpr std::int64_t kAutoMinRows = 64;
-
 /// The arguments of twofour::attention and twofour::trace, in the order of their schema.
 struct Call {
   Tensor q;                            // [B,M,Hq,D], packed [Tq,Hq,D]
@@ -32,18 +27,28 @@ struct Call {
   std::int64_t window_left;
   std::int64_t window_right;
   std::optional<double> scale;
-  std::int64_t max_seqlen_q;  // -1: taken from cu_seqlens_q
+  std::int64_t max_seqlen_q;  // -1: taken from cu_seqlens_q, which must be on the CPU then
   std::int64_t max_seqlen_k;
   std::string kernel;
 };
 
+/// The CPU as torch.set_num_threads leaves it.
+Result<Device> host_device();
+
+/// Where a tensor is, as plans see it. Raises what cpu_device and cuda_device refuse.
+Device device_of(const Tensor& tensor);
+
+/// Raises kInvalidArgument when a tensor is not where q is.
+void check_devices(const Call& call);
+
 /// The problem of a call, with everything but the sparsity filled in. Raises kInvalidArgument when
-/// ranks, masks, lengths or transforms do not fit together; values are checked by the core.
+/// ranks, masks, lengths or transforms do not fit together; values are checked by the core. Reads
+/// nothing in the memory of a CUDA device, so that the longest sequences must be given there.
 AttentionProblem make_problem(const Call& call);
 
-/// Sets problem.sparsity from a mode name, a canonical string or "auto" and plans on the CPU.
-/// "auto" is the first of int8, score and dense that is not refused, and dense for short problems.
-Plan make_plan(AttentionProblem problem, const std::string& sparsity, const std::string& kernel);
+/// Sets problem.sparsity from a mode name, a canonical string or "auto" and plans on the device.
+Plan make_plan(AttentionProblem problem, const Device& device, const std::string& sparsity,
+               const std::string& kernel);
 
 /// Shape checks of T, T^-T and w: raises, or returns the transform that views them.
 KeyTransform make_transform(const Call& call, const AttentionProblem& problem);

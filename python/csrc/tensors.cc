@@ -34,6 +34,20 @@ View make_view(const Tensor& tensor, const char* what, decltype(View::data) data
                                        "]"));
 }
 
+bool is_readable(const Tensor& tensor) {
+  const std::int64_t last = tensor.dim() - 1;
+  if (last < 0 || tensor.numel() == 0) return true;
+  if (tensor.size(last) > 1 && tensor.stride(last) != 1) return false;
+  if (!tensor.is_cuda()) return true;
+  constexpr std::int64_t kAlign = 16;
+  if (reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % kAlign != 0) return false;
+  const auto element = static_cast<std::int64_t>(tensor.element_size());
+  for (std::int64_t i = 0; i < last; ++i) {
+    if (tensor.size(i) > 1 && tensor.stride(i) * element % kAlign != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void raise(const Status& status) {
@@ -78,15 +92,40 @@ Tensor new_tensor(const Tensor& like, const std::vector<std::int64_t>& shape, Sc
   }
 }
 
-Tensor with_unit_last_stride(const Tensor& tensor, const char* what) {
-  const int64_t last = tensor.dim() - 1;
-  if (last < 0 || tensor.size(last) <= 1 || tensor.stride(last) == 1) return tensor;
+Tensor new_cpu_tensor(const std::vector<std::int64_t>& shape, ScalarType type, const char* what) {
   try {
-    return torch::stable::contiguous(tensor);
+    return torch::stable::empty(shape, type, std::nullopt,
+                                torch::stable::Device(torch::stable::DeviceType::CPU));
+  } catch (const std::exception&) {
+    raise_out_of_memory(what, shape, type);
+  }
+}
+
+bool same_device(const Tensor& a, const Tensor& b) {
+  if (a.is_cuda() != b.is_cuda()) return false;
+  return !a.is_cuda() || a.get_device_index() == b.get_device_index();
+}
+
+Tensor readable(const Tensor& tensor, const char* what) {
+  if (is_readable(tensor)) return tensor;
+  try {
+    // A contiguous tensor at an odd address is its own contiguous copy.
+    const Tensor copy = torch::stable::contiguous(tensor);
+    return is_readable(copy) ? copy : torch::stable::clone(copy);
   } catch (const std::exception&) {
     const auto sizes = tensor.sizes();
     raise_out_of_memory(std::string("a contiguous copy of ") + what, {sizes.begin(), sizes.end()},
                         tensor.scalar_type());
+  }
+}
+
+Tensor moved_like(const Tensor& tensor, const Tensor& like, const char* what) {
+  if (same_device(tensor, like)) return tensor;
+  try {
+    return torch::stable::to(tensor, like.device());
+  } catch (const std::exception&) {
+    const auto sizes = tensor.sizes();
+    raise_out_of_memory(what, {sizes.begin(), sizes.end()}, tensor.scalar_type());
   }
 }
 

@@ -35,13 +35,21 @@ T value(Result<T> result) {
 /// The twofour type of a torch dtype; raises kInvalidArgument naming `what` for any other.
 DType to_dtype(ScalarType type, const char* what);
 
-/// An uninitialised tensor on the device of `like`. Raises kOutOfMemory naming `what`: nothing else
-/// can go wrong, and torch's own error of this interface carries no reason.
+/// An uninitialised tensor on the device of `like`, or on the CPU. Raises kOutOfMemory naming
+/// `what`: nothing else can go wrong, and torch's own error of this interface carries no reason.
 Tensor new_tensor(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type,
                   const char* what);
+Tensor new_cpu_tensor(const std::vector<std::int64_t>& shape, ScalarType type, const char* what);
 
-/// The tensor itself, or a copy when its last stride is not 1, which no kernel reads.
-Tensor with_unit_last_stride(const Tensor& tensor, const char* what);
+/// The tensor itself, or a copy when no kernel reads its memory as it lies: a last stride that is
+/// not 1; on CUDA also an address or another stride that is no multiple of 16 bytes.
+Tensor readable(const Tensor& tensor, const char* what);
+
+/// Both on the CPU, or on one CUDA device.
+bool same_device(const Tensor& a, const Tensor& b);
+
+/// The tensor copied to the device of `like`, if it is on another; waits for the copy.
+Tensor moved_like(const Tensor& tensor, const Tensor& like, const char* what);
 
 /// A view of the whole tensor. Never null, also without elements: null means "not given" to
 /// twofour.

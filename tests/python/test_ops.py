@@ -191,7 +191,8 @@ def test_available_explain_kernels():
     ids = twofour.kernels()
     assert ids[-1] == REFERENCE and len(ids) > 1 and len(set(ids)) == len(ids)
     assert twofour.available()["cpu"].available
-    assert not twofour.available()["cuda"].available and twofour.available()["cuda"].detail
+    cuda = twofour.available()["cuda"]
+    assert ("sm_" in cuda.detail) if cuda.available else cuda.detail.startswith("CUDA")
     q = torch.empty(1, 4096, 8, 64, device="meta")
     plan = twofour.explain(q, q, q, causal=True)
     assert plan.kernel in ids and plan.sparsity.startswith("int8/pair128")

@@ -274,17 +274,19 @@ def test_trace_is_refused_by_kernels_that_cannot():
         twofour.trace(q, k, v, mode="dense", kernel=untraced)
 
 
-def test_tensors_elsewhere_than_on_the_cpu():
-    if not torch.cuda.is_available():
-        # No CUDA tensor can be made here; one without memory says the same of its device.
-        with torch._subclasses.FakeTensorMode():
-            q = torch.empty(1, 8, 2, 64, device="cuda")
-            with pytest.raises(UnsupportedError, match="no cuda kernels"):
-                twofour.attention(q, q, q)
-    else:
-        q = torch.empty(1, 8, 2, 64, device="cuda")
-        with pytest.raises(UnsupportedError, match="no cuda kernels"):
+def test_tensors_on_a_device_that_cannot_be_used():
+    # No such tensor can be made here; one without memory says the same of its device.
+    with torch._subclasses.FakeTensorMode():
+        q = torch.empty(1, 8, 2, 64, device="xpu")
+        with pytest.raises(UnsupportedError, match="expected cpu or cuda, got xpu"):
             twofour.attention(q, q, q)
+        if twofour.available()["cuda"].available:
+            return
+        q = torch.empty(1, 8, 2, 64, device="cuda")
+        with pytest.raises(UnsupportedError) as caught:
+            twofour.attention(q, q, q)
+        assert str(caught.value).startswith("device: expected cpu, got cuda:0; CUDA: ")
+        assert str(caught.value).endswith(twofour.available()["cuda"].detail)
 
 
 def test_forward_mode_derivatives_are_refused():
