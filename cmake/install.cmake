@@ -1,4 +1,4 @@
-# The install tree: library, public headers, CMake package, pkg-config file.
+# The install tree: library, public headers, CMake package, pkg-config file, licence.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -23,6 +23,9 @@ install(TARGETS twofour EXPORT twofour
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY include/twofour DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         COMPONENT development FILES_MATCHING PATTERN "*.h")
+
+set(licence_dir ${CMAKE_INSTALL_DATAROOTDIR}/doc/twofour)
+install(FILES LICENSE DESTINATION ${licence_dir} COMPONENT development)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/twofour)
 install(EXPORT twofour NAMESPACE twofour:: FILE twofour-targets.cmake
@@ -60,5 +63,6 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/twofour.pc
 
 if(TARGET twofour_cli)
   install(TARGETS twofour_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+  install(FILES LICENSE DESTINATION ${licence_dir} COMPONENT tools)
   install(DIRECTORY cases DESTINATION ${CMAKE_INSTALL_DATADIR}/twofour COMPONENT tools)
 endif()

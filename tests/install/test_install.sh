@@ -33,6 +33,9 @@ cmake --install "$build" --prefix "$work/installed" --component development >/de
 mv "$work/installed" "$prefix"
 ! grep -rIlF -e "$build" -e "$source" "$prefix" || fail "the files above name the build or source folder"
 
+cmp -s "$source/LICENSE" "$prefix/share/doc/twofour/LICENSE" ||
+  fail "expected the licence at share/doc/twofour/LICENSE, found $(find "$prefix" -name 'LICENSE*')"
+
 CC=$cc CXX=$cxx cmake -S "$source/examples" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$prefix" \
   -DCMAKE_BUILD_TYPE=Release >"$work/cmake.log" || fail "$(cat "$work/cmake.log")"
 cmake --build "$work/cmake" >>"$work/cmake.log" || fail "$(cat "$work/cmake.log")"
