@@ -199,10 +199,12 @@ def test_exact_error_agrees_with_the_formula(causal):
     assert math.isnan(gpu_accuracy.exact_error(want, problem, causal))
 
 
-def test_samples_hold_both_ends():
-    assert gpu_accuracy.sample(3, 64) == [0, 1, 2]
-    rows = gpu_accuracy.sample(1000, 64)
-    assert len(set(rows)) == 64 and rows[0] == 0 and rows[-1] == 999
+def test_samples_are_spread():
+    assert gpu_accuracy.sample(3, 4) == [0, 1, 2]
+    assert gpu_accuracy.sample(16, 4) == [0, 5, 10, 15]
+    assert gpu_accuracy.sample_rows(64) == list(range(64))
+    rows = gpu_accuracy.sample_rows(12800)
+    assert rows[:3] == [100, 300, 500] and rows[-2:] == [12500, 12799] and len(rows) == 64
 
 
 @pytest.mark.parametrize("mode", twofour.MODES)
