@@ -39,7 +39,8 @@ struct PreparedK {
 };
 
 /// Computes the prepared K of `args.k` for int8 problems; reads q only for its shape.
-/// On the CPU, for runs there: kUnsupported when k is memory of a CUDA device.
+/// Where k is memory of a CUDA device, computed there as its int8 runs do, and copied to the host:
+/// runs on the CPU take it, those on CUDA prepare their own.
 /// Errors as for plan and run.
 Result<PreparedK> prepare_k(const AttentionProblem& problem, const AttentionArgs& args);
 

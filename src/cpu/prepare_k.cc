@@ -6,6 +6,7 @@
 #include "cpu/prepare.h"
 #include "cpu/targets.h"
 #include "cuda/device.h"
+#include "cuda/prepare_k.h"
 #include "ops/check.h"
 #include "twofour/device.h"
 #include "twofour/prepare.h"
@@ -19,10 +20,7 @@ Result<PreparedK> prepare_k(const AttentionProblem& given, const AttentionArgs& 
             std::string("prepare_k: expected a problem with the int8 product, got ") +
                 to_string(p.sparsity.qk)};
   if (Status status = validate(p); !status.ok()) return status;
-  if (cuda::device_of(args.k.data)) {
-    return {Code::kUnsupported,
-            "prepare_k: expected keys in the memory of the host, got memory of a CUDA device"};
-  }
+  if (const auto index = cuda::device_of(args.k.data)) return cuda::prepare_k(p, args, *index);
   if (Status status = check_keys(p, args); !status.ok()) return status;
   const Result<Device> device = cpu_device();
   if (!device.ok()) return device.status();

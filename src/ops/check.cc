@@ -127,31 +127,32 @@ Status check_offsets(const std::string& side, const std::int32_t* offsets, std::
 /// TMA reads and writes in steps of 16 bytes, and so do the CUDA kernels without it.
 constexpr std::int64_t kCudaAlign = 16;
 
-Status check_cuda_alignment(const AttentionArgs& args) {
-  struct Operand {
-    const char* name;
-    const ConstTensorView view;
-  };
-  for (const Operand& t :
-       {Operand{"q", args.q}, Operand{"k", args.k}, Operand{"v", args.v}, Operand{"o", args.o}}) {
-    if (t.view.numel() == 0) continue;
-    if (reinterpret_cast<std::uintptr_t>(t.view.data) % kCudaAlign != 0) {
-      return wrong(t.name, "an address aligned to 16 bytes on CUDA", "one that is not");
-    }
-    const auto element = static_cast<std::int64_t>(size_of(t.view.dtype));
-    for (int i = 0; i + 1 < t.view.rank; ++i) {
-      if (t.view.shape[i] > 1 && t.view.stride[i] * element % kCudaAlign != 0) {
-        return wrong(t.name, "strides of a multiple of 16 bytes on CUDA",
-                     "stride " + std::to_string(t.view.stride[i]) + " (" +
-                         std::to_string(t.view.stride[i] * element) + " bytes) of axis " +
-                         std::to_string(i));
-      }
-    }
+Status check_cuda_view(const char* name, const ConstTensorView& view) {
+  if (view.numel() == 0) return {};
+  if (reinterpret_cast<std::uintptr_t>(view.data) % kCudaAlign != 0) {
+    return wrong(name, "an address aligned to 16 bytes on CUDA", "one that is not");
   }
-  if (reinterpret_cast<std::uintptr_t>(args.stats) % alignof(AttentionStats) != 0) {
-    return wrong("stats", "an address aligned to 8 bytes", "one that is not");
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  for (int i = 0; i + 1 < view.rank; ++i) {
+    const std::int64_t bytes = view.stride[i] * element;
+    if (view.shape[i] > 1 && bytes % kCudaAlign != 0) {
+      return wrong(name, "strides of a multiple of 16 bytes on CUDA",
+                   "stride " + std::to_string(view.stride[i]) + " (" + std::to_string(bytes) +
+                       " bytes) of axis " + std::to_string(i));
+    }
   }
   return {};
+}
+
+Status check_cuda_alignment(const AttentionArgs& args) {
+  Status status = check_cuda_view("q", args.q);
+  if (status.ok()) status = check_cuda_view("k", args.k);
+  if (status.ok()) status = check_cuda_view("v", args.v);
+  if (status.ok()) status = check_cuda_view("o", args.o);
+  if (status.ok() && reinterpret_cast<std::uintptr_t>(args.stats) % alignof(AttentionStats) != 0) {
+    return wrong("stats", "an address aligned to 8 bytes", "one that is not");
+  }
+  return status;
 }
 
 /// Offsets in device memory, whose values only the kernels see.
@@ -369,11 +370,12 @@ Status check_args(const AttentionProblem& problem, const AttentionArgs& args,
   return status;
 }
 
-Status check_keys(const AttentionProblem& p, const AttentionArgs& args) {
+Status check_keys(const AttentionProblem& p, const AttentionArgs& args, const Device& device) {
   Status status =
       check_operand("k", args.k, p, p.packed ? p.total_k : p.seqlen_k, p.heads_kv, p.head_dim);
+  if (status.ok() && device.kind == DeviceKind::kCuda) status = check_cuda_view("k", args.k);
   if (status.ok()) status = check_mask(p, args);
-  if (status.ok()) status = check_packed(p, args, DeviceKind::kCpu);
+  if (status.ok()) status = check_packed(p, args, device.kind);
   return status;
 }
 

@@ -8,7 +8,8 @@
 namespace twofour {
 
 /// The part of check_args that preparing K needs: k, the mask and cu_seqlens.
-Status check_keys(const AttentionProblem& problem, const AttentionArgs& args);
+Status check_keys(const AttentionProblem& problem, const AttentionArgs& args,
+                  const Device& device = {});
 
 /// kOk when the workspace shares no memory with any array of `args`. Precondition: check_args.
 Status check_workspace(const AttentionProblem& problem, const AttentionArgs& args,

@@ -1,6 +1,8 @@
 // Everything of src/cuda that the rest of the library calls, for a build without CUDA kernels.
 #include "cuda/device.h"
 #include "cuda/memory.h"
+#include "cuda/prepare_k.h"
+#include "cuda/timer.h"
 
 namespace twofour {
 namespace {
@@ -25,6 +27,13 @@ Buffer::~Buffer() = default;
 Status copy_to_device(void*, const void*, std::size_t) { return absent(); }
 Status copy_to_host(void*, const void*, std::size_t) { return absent(); }
 Status fill(void*, unsigned char, std::size_t) { return absent(); }
+
+Result<PreparedK> prepare_k(const AttentionProblem&, const AttentionArgs&, int) { return absent(); }
+
+Result<Timer> Timer::make(int) { return absent(); }
+Timer::~Timer() = default;
+Status Timer::start() { return absent(); }
+Result<double> Timer::stop() { return absent(); }
 
 }  // namespace cuda
 }  // namespace twofour
