@@ -269,10 +269,11 @@ def table(evaluation: Evaluation) -> str:
     lines = [head, "-" * len(head)]
     for name, r in evaluation.modes.items():
         attention, prefill = (evaluation.ratio(name, f) for f in ("attention_s", "prefill_s"))
+        kept = f"{100 * r.kept_mass:.2f}%" if math.isfinite(r.kept_mass) else "-"
         refined = f"{100 * r.refined_share:.1f} %" if "/r" in r.sparsity else "-"
         lines.append(
             f"{'sdpa (torch)' if name == REFERENCE else name:<14}{r.sparsity:<24}{r.ppl:>9.3f}"
-            f"{r.ppl_change_pct:>+8.2f}%{r.kl:>9.5f}{r.top1_pct:>7.2f}%{100 * r.kept_mass:>7.2f}%"
+            f"{r.ppl_change_pct:>+8.2f}%{r.kl:>9.5f}{r.top1_pct:>7.2f}%{kept:>8}"
             f"{refined:>9}{r.attention_s:>9.2f} s {attention:>5.2f}x{r.prefill_s:>9.2f} s "
             f"{prefill:>5.2f}x"
         )

@@ -186,6 +186,7 @@ def test_enough_tokens_need_no_caution():
     found = eval.evaluate(model, ids, ["dense"], window=4095, samples=0)
     assert eval.caution(found).startswith("caution: 4095 tokens are few")
     json.dumps(found.as_json(), allow_nan=False)  # kept mass was not measured
+    assert "nan" not in eval.table(found)
 
 
 def test_windows_beyond_the_context_of_the_model_are_refused():
