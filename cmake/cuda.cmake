@@ -80,7 +80,7 @@ function(twofour_cuda_objects name architectures)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include
                                              ${PROJECT_SOURCE_DIR}/src)
   target_compile_options(${name} PRIVATE
-    --expt-relaxed-constexpr -O3 "-Xcompiler=-Wall,-Wextra,-Wshadow=local,-Wno-unknown-pragmas")
+    --expt-relaxed-constexpr -O3 "-Xcompiler=-Wall,-Wextra,-Wshadow=local,-Wno-unknown-pragmas,-Wno-unknown-pragmas")
   target_sources(twofour PRIVATE $<TARGET_OBJECTS:${name}>)
   set(TWOFOUR_CUDA_OBJECTS ${TWOFOUR_CUDA_OBJECTS} $<TARGET_OBJECTS:${name}> PARENT_SCOPE)
 endfunction()

@@ -38,6 +38,7 @@ struct Kernel {
   double (*cost)(const Kernel&, const AttentionProblem&, const Device&);
   std::size_t (*workspace)(const Kernel&, const AttentionProblem&, const Device&);
   Status (*launch)(const Kernel&, const Launch&);
+  int number = 0;  // among the rows of its family, whose table of configurations it indexes
 };
 
 /// All rows in order of preference; the reference is the last.

@@ -15,7 +15,7 @@
 namespace twofour::cuda::sm90 {
 
 inline constexpr int kConsumerRegisters = 160;
-inline constexpr int kProducerRegisters = 24;
+inline constexpr int kProducerRegisters = 32;
 inline constexpr float kLn2 = 0.693147180559945309f;
 
 // Named barriers: 0 is __syncthreads.
@@ -34,11 +34,9 @@ struct Consumer {
   static constexpr int kStepsPerBlock = c.block / c.tile;
 
   const Params& p;
-  unsigned char* memory;
-  std::uint32_t shared;
+  unsigned char* memory;  // shared, generic
+  std::uint32_t shared;   // shared, window address
   int warpgroup, warp, lane;
-  std::uint64_t query, pruned_query, keys, values;  // descriptors of the first tile
-  tile::ExchangeLane exchange_lane;
 
   Ring<c.stages> key_ring, value_ring;
 
@@ -54,31 +52,44 @@ struct Consumer {
         shared(smem_address),
         warpgroup(wg),
         warp(thread / 32),
-        lane(thread % 32),
-        exchange_lane(thread % 32) {
-    const layout::Swizzle swizzle = S::kSwizzle;
-    query = layout::k_major_descriptor<typename S::Query, 256 / S::kQueryBits>(
-                shared + S::kQueries + warpgroup * S::Query::kTileBytes, 0, swizzle)
-                .encode();
-    pruned_query =
-        layout::k_major_descriptor<typename S::PrunedQuery, 16>(
-            shared + S::kPruned + warpgroup * S::PrunedQuery::kTileBytes, 0, S::kPrunedSwizzle)
-            .encode();
-    keys = layout::k_major_descriptor<typename S::Key, 256 / S::kQueryBits>(shared + S::kKeys, 0,
-                                                                            swizzle)
-               .encode();
-    values = layout::mn_major_descriptor<typename S::Value, 16>(shared + S::kValues, 0,
-                                                                layout::Swizzle::k128B)
-                 .encode();
-  }
+        lane(thread % 32) {}
 
   // ---- products
   // ----------------------------------------------------------------------------------
 
+  // Descriptors differ in their start address alone, so one register gives them all.
+  template <class Tile_, int kStep, bool kTransposed = false>
+  __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t at,
+                                                      layout::Swizzle swizzle) const {
+    constexpr auto make = [](layout::Swizzle z) {
+      if constexpr (kTransposed)
+        return layout::mn_major_descriptor<Tile_, kStep>(0, 0, z).encode();
+      else
+        return layout::k_major_descriptor<Tile_, kStep>(0, 0, z).encode();
+    };
+    return make(swizzle) + ((shared + at) >> 4);
+  }
+  __device__ __forceinline__ std::uint64_t query_descriptor() const {
+    return descriptor<typename S::Query, 256 / S::kQueryBits>(
+        S::kQueries + warpgroup * S::Query::kTileBytes, S::kSwizzle);
+  }
+  __device__ __forceinline__ std::uint64_t pruned_descriptor() const {
+    return descriptor<typename S::PrunedQuery, 16>(
+        S::kPruned + warpgroup * S::PrunedQuery::kTileBytes, S::kPrunedSwizzle);
+  }
+  __device__ __forceinline__ std::uint64_t key_descriptor() const {
+    return descriptor<typename S::Key, 256 / S::kQueryBits>(
+        S::kKeys + key_ring.stage * S::Key::kTileBytes, S::kSwizzle);
+  }
+  __device__ __forceinline__ std::uint64_t value_descriptor() const {
+    return descriptor<typename S::Value, 16, true>(
+        S::kValues + value_ring.stage * S::Value::kTileBytes, layout::Swizzle::k128B);
+  }
+
   /// S = Q K' with all of q, of the key stage the ring is at.
   __device__ __forceinline__ void issue_full_scores(Score (&s)[kScores]) {
-    const std::uint64_t k =
-        keys + static_cast<std::uint64_t>(key_ring.stage) * (S::Key::kTileBytes / 16);
+    const std::uint64_t k = key_descriptor();
+    const std::uint64_t query = query_descriptor();
     constexpr int kStep = 256 / S::kQueryBits;  // channels of a product: 32 bytes
     ptx::wgmma_fence();
 #pragma unroll
@@ -98,27 +109,26 @@ struct Consumer {
     if constexpr (!is_nm24(c)) {
       issue_full_scores(s);
     } else {
-      const std::uint64_t k =
-          keys + static_cast<std::uint64_t>(key_ring.stage) * (S::Key::kTileBytes / 16);
+      const std::uint64_t k = key_descriptor();
+      const std::uint64_t query = pruned_descriptor();
       ptx::wgmma_fence();
-      sparse_scores(s, k, std::make_integer_sequence<int, c.head_dim / 32>());
+      sparse_scores(s, query, k, std::make_integer_sequence<int, c.head_dim / 32>());
       ptx::wgmma_commit();
     }
   }
   template <int... kStep>
-  __device__ __forceinline__ void sparse_scores(Score (&s)[kScores], std::uint64_t k,
+  __device__ __forceinline__ void sparse_scores(Score (&s)[kScores], std::uint64_t query,
+                                                std::uint64_t k,
                                                 std::integer_sequence<int, kStep...>) {
     (ptx::WgmmaSparseShared<c.dtype, c.tile>::template run<kStep % 2>(
-         s, pruned_query + 32 * kStep / 16,
-         k + (kStep / 2 * S::Key::kPanelBytes + kStep % 2 * 64) / 16, query_metadata[kStep / 2],
-         kStep > 0),
+         s, query + 32 * kStep / 16, k + (kStep / 2 * S::Key::kPanelBytes + kStep % 2 * 64) / 16,
+         query_metadata[kStep / 2], kStep > 0),
      ...);
   }
 
   /// O += P V, P dense over the keys of the step in their order.
   __device__ __forceinline__ void issue_dense_values(const std::uint32_t (&prob)[kScores / 2]) {
-    const std::uint64_t v =
-        values + static_cast<std::uint64_t>(value_ring.stage) * (S::Value::kTileBytes / 16);
+    const std::uint64_t v = value_descriptor();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < c.tile / 16; ++step)
@@ -130,8 +140,7 @@ struct Consumer {
   /// O += P V, P the kept half, V in pair order.
   __device__ __forceinline__ void issue_sparse_values(const std::uint32_t (&prob)[kScores / 4],
                                                       const layout::WordPair& metadata) {
-    const std::uint64_t v =
-        values + static_cast<std::uint64_t>(value_ring.stage) * (S::Value::kTileBytes / 16);
+    const std::uint64_t v = value_descriptor();
     ptx::wgmma_fence();
     sparse_values(prob, metadata, v, std::make_integer_sequence<int, Tile::kSteps>());
     ptx::wgmma_commit();
@@ -267,8 +276,9 @@ struct Consumer {
     ptx::named_barrier_sync(kBarrierConsumers, 128 * kWarpgroups);
   }
 
+  /// `query_row` of the row block is row g of this thread.
   __device__ __forceinline__ void plain_step(const Item& item, int block, StepKeys key,
-                                             const int (&live_begin)[2], const int (&live_end)[2]) {
+                                             int query_row) {
     wait_key();
     Score s[kScores];
     issue_full_scores(s);
@@ -277,6 +287,13 @@ struct Consumer {
     ptx::wgmma_wait<0>();
     release_key();
 
+    int live_begin[2], live_end[2];
+    const layout::ScheduleShape shape = schedule_shape(p, c, item.seqlen_k);
+    for (int h = 0; h < 2; ++h) {
+      const layout::KeyRange live = shape.live_keys(item.position_of(query_row + 8 * h));
+      live_begin[h] = static_cast<int>(live.begin);
+      live_end[h] = static_cast<int>(live.end);
+    }
     float x[kScores];
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -333,25 +350,40 @@ struct Consumer {
       issue_dense_values(prob.packed);
   }
 
-  __device__ __forceinline__ layout::WordPair prune(Score (&s)[kScores]) const {
-    if constexpr (kPairs)
-      return tile::exchange(exchange_lane, tile::prune_pairs<c.tile>(s));
-    else
-      return {};
+  /// Prunes S; what remains of the metadata exchange is one step, for after the products that read
+  /// the last metadata have retired.
+  __device__ __forceinline__ layout::WordPair prune(Score (&s)[kScores], std::uint32_t& received) {
+    layout::WordPair words{};
+    if constexpr (kPairs) {
+      const tile::ExchangeLane to(lane);
+      words = tile::exchange_nibbles(to, tile::prune_pairs<c.tile>(s));
+      received = __shfl_xor_sync(~0u, tile::send_bytes(to, words), 2);
+    }
+    return words;
+  }
+  __device__ __forceinline__ void finish_metadata(layout::WordPair& out, layout::WordPair words,
+                                                  std::uint32_t received) const {
+    if constexpr (kPairs) {
+      // Pins the last step behind the wait before it.
+      asm volatile("" : "+r"(words.lo), "+r"(words.hi), "+r"(received));
+      out = tile::receive_bytes(tile::ExchangeLane(lane), words, received);
+    }
   }
 
-  __device__ __forceinline__ void fast_steps(const Item& item, int blocks) {
-    const int steps = blocks * kStepsPerBlock;
+  __device__ __forceinline__ void fast_steps(const Item& item) {
+    const int steps = item.fast_blocks() * kStepsPerBlock;
     if (steps == 0) return;
     Score s[kScores];
     Probabilities prob;
     float f[2];
+    std::uint32_t received = 0;
     wait_key();
     issue_pruned_scores(s);
     key_factor(f, item, item.fast_block(0));
     ptx::wgmma_wait<0>();
     release_key();
-    prob.metadata = prune(s);
+    layout::WordPair words = prune(s, received);
+    finish_metadata(prob.metadata, words, received);
     finish_step(prob, s, f);
 #pragma unroll 1
     for (int step = 1; step < steps; ++step) {
@@ -359,13 +391,13 @@ struct Consumer {
       issue_pruned_scores(s);
       wait_value();
       issue_values(prob);
-      key_factor(f, item, item.fast_block(step / kStepsPerBlock));
+      if constexpr (is_int8(c)) key_factor(f, item, item.fast_block(step / kStepsPerBlock));
       ptx::wgmma_wait<1>();
       release_key();
-      const layout::WordPair metadata = prune(s);
+      words = prune(s, received);
       ptx::wgmma_wait<0>();
       release_value();
-      prob.metadata = metadata;
+      finish_metadata(prob.metadata, words, received);
       finish_step(prob, s, f);
     }
     wait_value();
@@ -383,12 +415,7 @@ struct Consumer {
     ptx::named_barrier_sync(kBarrierWarpgroup + warpgroup, 128);
     const int row = 64 * warpgroup + 16 * warp + layout::group_of(lane);
     if constexpr (is_nm24(c)) load_query_metadata<c>(query_metadata, memory, warpgroup, warp, lane);
-    int live_begin[2], live_end[2];
-    const layout::ScheduleShape shape = schedule_shape(p, c, item.seqlen_k);
     for (int h = 0; h < 2; ++h) {
-      const layout::KeyRange live = shape.live_keys(item.position_of(row + 8 * h));
-      live_begin[h] = static_cast<int>(live.begin);
-      live_end[h] = static_cast<int>(live.end);
       m[h] = -INFINITY;
       l[h] = 0;
       factor[h] = p.scale_log2;
@@ -405,10 +432,10 @@ struct Consumer {
 #pragma unroll 1
       for (int half = 0; half < kStepsPerBlock; ++half) {
         const StepKeys key = sm90::plain_step(c, block, half);
-        if (is_live(c, item, key)) plain_step(item, block, key, live_begin, live_end);
+        if (is_live(c, item, key)) plain_step(item, block, key, row);
       }
     }
-    fast_steps(item, item.fast_blocks());
+    fast_steps(item);
     store(item, row);
   }
 
@@ -455,8 +482,9 @@ struct Consumer {
   }
 };
 
-template <Config c>
+template <int kRow>
 __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_constant__ Params p) {
+  constexpr Config c = kRows[kRow];
   using S = Shared<c>;
   extern __shared__ unsigned char allocated[];
   const std::uint32_t start = ptx::shared_address(allocated);
@@ -472,9 +500,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_con
       ptx::mbarrier_init(shared + S::key_empty(stage), kWarpgroups);
       ptx::mbarrier_init(shared + S::value_empty(stage), kWarpgroups);
     }
-    for (int slot = 0; slot < 2; ++slot) {
+    for (int slot = 0; slot < kItemSlots; ++slot) {
       ptx::mbarrier_init(shared + S::item_full(slot), 1);
-      ptx::mbarrier_init(shared + S::item_empty(slot), 128 * kWarpgroups);
+      ptx::mbarrier_init(shared + S::item_empty(slot), 4 * kWarpgroups);
     }
     ptx::fence_barrier_init();
   }
@@ -486,16 +514,18 @@ __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_con
     return;
   }
   ptx::setmaxnreg_inc<kConsumerRegisters>();
-  Consumer<c> consumer(p, memory, shared, warpgroup, static_cast<int>(threadIdx.x) % 128);
-  const int row_blocks = total_row_blocks(p);
-  Ring<2> items;
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  Consumer<c> consumer(p, memory, shared, warpgroup, thread);
+  const auto* slots = reinterpret_cast<const Item*>(memory + S::kItems);
+  Ring<kItemSlots> ring;
   while (true) {
-    ptx::mbarrier_wait(shared + S::item_full(items.stage), items.parity);
-    const int index = *reinterpret_cast<volatile int*>(memory + S::kItems + 4 * items.stage);
-    ptx::mbarrier_arrive(shared + S::item_empty(items.stage));
-    items.next();
-    if (index < 0) break;
-    consumer.run(make_item(p, c, index, row_blocks));
+    ptx::mbarrier_wait(shared + S::item_full(ring.stage), ring.parity);
+    const Item& item = slots[ring.stage];
+    if (item.b < 0) break;
+    consumer.run(item);
+    __syncwarp();
+    if (thread % 32 == 0) ptx::mbarrier_arrive(shared + S::item_empty(ring.stage));
+    ring.next();
   }
 }
 

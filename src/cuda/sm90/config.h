@@ -28,6 +28,21 @@ struct Config {
   constexpr bool decides() const { return refine || drop; }
 };
 
+/// The rows of the registry, in its order. A kernel is compiled for each: its number is the
+/// template argument (a structure as such an argument of a __global__ function trips nvcc with g++
+/// 12).
+inline constexpr Config kRows[] = {
+    {DType::kF16, 128, QKProduct::kNm24, ScorePattern::kPair, 192, 96, 3},
+    {DType::kF16, 128, QKProduct::kInt8, ScorePattern::kPair, 192, 96, 4},
+    {DType::kF16, 128, QKProduct::kExact, ScorePattern::kPair, 192, 96, 3},
+    {DType::kF16, 128, QKProduct::kExact, ScorePattern::kNone, 192, 64, 4},
+    {DType::kF16, 64, QKProduct::kNm24, ScorePattern::kPair, 128, 128, 4},
+    {DType::kF16, 64, QKProduct::kInt8, ScorePattern::kPair, 128, 128, 4},
+    {DType::kF16, 64, QKProduct::kExact, ScorePattern::kPair, 128, 128, 4},
+    {DType::kF16, 64, QKProduct::kExact, ScorePattern::kNone, 128, 128, 4},
+};
+inline constexpr int kRowCount = sizeof(kRows) / sizeof(kRows[0]);
+
 inline constexpr int kWarpgroups = 3;  // of consumers; each has 64 rows of the row block
 inline constexpr int kThreads = 128 * (kWarpgroups + 1);
 static_assert(layout::kRowBlock == 64 * kWarpgroups && layout::kUnitRows == 64);

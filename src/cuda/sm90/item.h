@@ -10,8 +10,11 @@ namespace twofour::cuda::sm90 {
 /// Heads that are worked on together, so that their K and V stay in the L2 cache.
 inline constexpr int kHeadsTogether = 4;
 
+/// Items in shared memory: the one being worked on and the next.
+inline constexpr int kItemSlots = 2;
+
 struct Item {
-  int b, head, kv_head;
+  int b, head, kv_head;  // b < 0: no more items
   int seqlen_q, seqlen_k;
   int first_row_q, first_row_k;        // of the sequence in packed memory, else 0
   int position;                        // of row 0 of the sequence
@@ -134,6 +137,7 @@ __device__ __forceinline__ StepKeys plain_step(const Config& c, int block, int h
   return {first, first + c.tile / 2};
 }
 __device__ __forceinline__ StepKeys fast_step(const Config& c, int block, int half) {
+  if (c.score == ScorePattern::kNone) return plain_step(c, block, half);
   const int first = block * c.block + half * (c.tile / 2);
   return {first, first + c.block / 2};
 }

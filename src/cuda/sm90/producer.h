@@ -83,18 +83,21 @@ __device__ void produce(const Params& p, unsigned char* memory, std::uint32_t sh
   Producer<c> producer{p, shared, {}, {}};
   const int row_blocks = total_row_blocks(p);
   const int items = row_blocks * p.heads_q;
-  Ring<2> slots;
+  Ring<kItemSlots> slots;
   int index = atomicAdd(p.next_item, 1);
   while (true) {
     const bool done = index >= items;
     ptx::mbarrier_wait(shared + S::item_empty(slots.stage), slots.parity ^ 1);
-    *reinterpret_cast<volatile int*>(memory + S::kItems + 4 * slots.stage) = done ? -1 : index;
+    Item& item = reinterpret_cast<Item*>(memory + S::kItems)[slots.stage];
+    if (done)
+      item.b = -1;
+    else
+      item = make_item(p, c, index, row_blocks);
     ptx::mbarrier_arrive(shared + S::item_full(slots.stage));
-    slots.next();
     if (done) return;
-    const int next = atomicAdd(p.next_item, 1);
-    producer.feed(make_item(p, c, index, row_blocks));
-    index = next;
+    index = atomicAdd(p.next_item, 1);
+    producer.feed(item);
+    slots.next();
   }
 }
 

@@ -1,7 +1,7 @@
 // The shared memory of a CTA: offsets in bytes from a 1024-byte boundary, and the barriers.
 #pragma once
 
-#include "cuda/sm90/config.h"
+#include "cuda/sm90/item.h"
 #include "layout/shared_tile.h"
 
 namespace twofour::cuda::sm90 {
@@ -40,9 +40,9 @@ struct Shared {
   static constexpr int kRowScale = kMetadata + (is_nm24(c) ? kWarpgroups * kMetadataBytes : 0);
   static constexpr int kRowShift = kRowScale + (is_int8(c) ? 4 * 64 * kWarpgroups : 0);
   static constexpr int kBarriers = kRowShift + (is_int8(c) ? 4 * 64 * kWarpgroups : 0);
-  // full and empty of each K and V stage, full and empty of two item slots; then the slots.
-  static constexpr int kItems = kBarriers + 8 * (4 * c.stages + 4);
-  static constexpr int kBytes = kItems + 8;
+  // full and empty of each K and V stage and of the item slots; then the slots.
+  static constexpr int kItems = kBarriers + 8 * (4 * c.stages + 2 * kItemSlots);
+  static constexpr int kBytes = kItems + kItemSlots * static_cast<int>(sizeof(Item));
   static constexpr int kAllocated = kBytes + 1024;  // to reach the boundary
   static_assert(kAllocated <= 232448);
 
@@ -51,7 +51,9 @@ struct Shared {
   static constexpr int value_full(int stage) { return kBarriers + 8 * (2 * c.stages + stage); }
   static constexpr int value_empty(int stage) { return kBarriers + 8 * (3 * c.stages + stage); }
   static constexpr int item_full(int slot) { return kBarriers + 8 * (4 * c.stages + slot); }
-  static constexpr int item_empty(int slot) { return kBarriers + 8 * (4 * c.stages + 2 + slot); }
+  static constexpr int item_empty(int slot) {
+    return kBarriers + 8 * (4 * c.stages + kItemSlots + slot);
+  }
 
   static __device__ __forceinline__ int out_at(int warpgroup) {
     return kOwnOut ? kOutAt + warpgroup * Out::kTileBytes

@@ -53,12 +53,10 @@ __host__ __device__ __forceinline__ layout::WordPair receive_bytes(const Exchang
 }
 
 #ifdef __CUDACC__
-/// The exchange among the four lanes of a quad: from own nibbles to what the instruction reads.
-__device__ __forceinline__ layout::WordPair exchange(const ExchangeLane& lane, layout::WordPair w) {
-  std::uint32_t received = __shfl_xor_sync(~0u, send_nibbles(lane, w), 1);
-  w = receive_nibbles(lane, w, received);
-  received = __shfl_xor_sync(~0u, send_bytes(lane, w), 2);
-  return receive_bytes(lane, w, received);
+/// Step one between the lanes of a quad.
+__device__ __forceinline__ layout::WordPair exchange_nibbles(const ExchangeLane& lane,
+                                                             layout::WordPair w) {
+  return receive_nibbles(lane, w, __shfl_xor_sync(~0u, send_nibbles(lane, w), 1));
 }
 #endif
 

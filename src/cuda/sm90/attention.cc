@@ -1,0 +1,314 @@
+// Rows, costs, workspace and launch of attention on Hopper.
+#include "cuda/sm90/attention.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cuda/error.h"
+#include "cuda/prepare/keys.h"
+#include "cuda/sm90/kernels.h"
+#include "cuda/sm90/tensor_map.h"
+
+namespace twofour::cuda::sm90 {
+namespace {
+
+const Config& config_of(const Kernel& kernel) { return kRows[kernel.number]; }
+
+// Positions, rows and keys are 32-bit in the kernel; the sums it forms stay below 2^31.
+constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;
+constexpr double kMaxItems = 2e9;
+
+std::int64_t rows_of(const AttentionProblem& p, bool query) {
+  if (p.packed) return query ? p.total_q : p.total_k;
+  return p.batch * (query ? p.seqlen_q : p.seqlen_k);
+}
+
+/// Upper bound over all sequences, from shapes alone.
+std::int64_t max_key_blocks(const AttentionProblem& p) {
+  if (p.packed) return layout::ceil_div(p.total_k, p.sparsity.block) + p.batch;
+  return p.batch * layout::ceil_div(p.seqlen_k, p.sparsity.block);
+}
+std::int64_t max_row_blocks(const AttentionProblem& p) {
+  if (p.packed) return layout::ceil_div(p.total_q, layout::kRowBlock) + 2 * p.batch;
+  return p.batch * (layout::ceil_div(p.seqlen_q, layout::kRowBlock) + 1);
+}
+
+/// What the device workspace holds; all offsets from one base, 256-byte aligned.
+struct Workspace {
+  std::int32_t* next_item = nullptr;
+  std::int32_t* row_blocks = nullptr;
+  std::int32_t* key_blocks = nullptr;
+  std::int8_t* codes = nullptr;
+  float* scale = nullptr;
+  float* mean = nullptr;
+  float* partial = nullptr;
+  std::size_t bytes = 0;
+
+  Workspace(const AttentionProblem& p, const Config& c, void* memory) {
+    char* const base = static_cast<char*>(memory);
+    auto take = [&]<class T>(T*& pointer, std::int64_t count) {
+      if (count == 0) return;
+      pointer = reinterpret_cast<T*>(base + bytes);
+      bytes += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    };
+    take(next_item, 1);
+    take(row_blocks, p.packed ? p.batch + 1 : 0);
+    take(key_blocks, p.packed ? p.batch + 1 : 0);
+    if (c.qk == QKProduct::kInt8) {
+      take(codes, p.heads_kv * std::max<std::int64_t>(rows_of(p, false), 1) * c.head_dim);
+      take(scale, p.heads_kv * max_key_blocks(p));
+      take(mean, p.heads_kv * p.batch * c.head_dim);
+      take(partial, p.heads_kv * p.batch * mean_chunks(p.seqlen_k) * (c.head_dim + 1));
+    }
+    bytes += 256;  // to reach a 256-byte boundary
+  }
+};
+
+Sequences sequences_of(const Launch& launch, const Workspace& w) {
+  const AttentionProblem& p = launch.problem;
+  Sequences s;
+  s.packed = p.packed;
+  s.batch = static_cast<int>(p.batch);
+  s.seqlen_q = static_cast<int>(p.seqlen_q);
+  s.seqlen_k = static_cast<int>(p.seqlen_k);
+  s.cu_seqlens_q = launch.args.cu_seqlens_q;
+  s.cu_seqlens_k = launch.args.cu_seqlens_k;
+  s.row_blocks = w.row_blocks;
+  s.key_blocks = w.key_blocks;
+  s.causal = p.causal;
+  s.align = p.align;
+  s.window = p.window;
+  s.block = p.sparsity.block;
+  return s;
+}
+
+Rows rows_view(const ConstTensorView& view, bool packed) {
+  const int row = packed ? 0 : 1;
+  return {const_cast<void*>(view.data), packed ? 0 : view.stride[0], view.stride[row],
+          view.stride[row + 1]};
+}
+
+QuantisedKeys keys_of(const Launch& launch, const Config& c, const Workspace& w) {
+  const AttentionProblem& p = launch.problem;
+  const Rows k = rows_view(launch.args.k, p.packed);
+  QuantisedKeys keys;
+  keys.k = k.data;
+  keys.dtype = p.dtype;
+  keys.batch_stride = k.batch;
+  keys.row_stride = k.row;
+  keys.head_stride = k.head;
+  keys.heads = static_cast<int>(p.heads_kv);
+  keys.head_dim = static_cast<int>(p.head_dim);
+  keys.padded_dim = c.head_dim;
+  keys.rows = rows_of(p, false);
+  keys.total_blocks = max_key_blocks(p);
+  keys.codes = w.codes;
+  keys.scale = w.scale;
+  keys.mean = w.mean;
+  keys.partial = w.partial;
+  return keys;
+}
+
+// An axis of one element has a stride that nothing uses, but the driver wants it in range.
+TensorMapAxis axis(std::int64_t size, std::int64_t stride_bytes, int box) {
+  return {static_cast<std::uint64_t>(std::max<std::int64_t>(size, 1)),
+          static_cast<std::uint64_t>(size > 1 && stride_bytes > 0 ? stride_bytes : 16),
+          static_cast<std::uint32_t>(box)};
+}
+
+Status make_maps(Params& params, const Launch& launch, const Config& c, const Workspace& w) {
+  const AttentionProblem& p = launch.problem;
+  const auto type =
+      p.dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const std::int64_t keys = p.packed ? p.total_k : p.seqlen_k;
+  const std::int64_t batch = p.packed ? 1 : p.batch;
+  const int half = c.tile / 2;
+  Rows k = rows_view(launch.args.k, p.packed);
+  Rows v = rows_view(launch.args.v, p.packed);
+  // Without keys nothing is read, but a map must point somewhere.
+  if (k.data == nullptr) k.data = w.next_item;
+  if (v.data == nullptr) v.data = w.next_item;
+  Status status;
+  if (c.qk == QKProduct::kInt8) {
+    const std::int64_t all = rows_of(p, false);
+    const TensorMapAxis axes[] = {axis(c.head_dim, 0, c.head_dim), axis(all, c.head_dim, half),
+                                  axis(p.heads_kv, all * c.head_dim, 1), axis(1, 0, 1)};
+    status = make_tensor_map(params.k, CU_TENSOR_MAP_DATA_TYPE_UINT8, w.codes, axes,
+                             c.head_dim == 64 ? layout::Swizzle::k64B : layout::Swizzle::k128B);
+  } else {
+    const TensorMapAxis axes[] = {axis(p.head_dim, 0, 64), axis(keys, 2 * k.row, half),
+                                  axis(p.heads_kv, 2 * k.head, 1), axis(batch, 2 * k.batch, 1)};
+    status = make_tensor_map(params.k, type, k.data, axes, layout::Swizzle::k128B);
+  }
+  if (!status.ok()) return status;
+  const TensorMapAxis natural[] = {axis(p.head_dim_v, 0, 64), axis(keys, 2 * v.row, half),
+                                   axis(p.heads_kv, 2 * v.head, 1), axis(batch, 2 * v.batch, 1)};
+  status = make_tensor_map(params.v, type, v.data, natural, layout::Swizzle::k128B);
+  if (!status.ok() || c.score != ScorePattern::kPair) return status;
+  // Only blocks that are wholly inside a sequence are pruned, so that no partner lies beyond.
+  const std::int64_t distance = c.block / 2;
+  const TensorMapAxis pairs[] = {axis(p.head_dim_v, 0, 64), axis(2, 2 * v.row * distance, 2),
+                                 axis(std::max<std::int64_t>(keys - distance, 1), 2 * v.row, half),
+                                 axis(p.heads_kv, 2 * v.head, 1), axis(batch, 2 * v.batch, 1)};
+  return make_tensor_map(params.v_pair, type, v.data, pairs, layout::Swizzle::k128B);
+}
+
+Params make_params(const Launch& launch, const Workspace& w) {
+  const AttentionProblem& p = launch.problem;
+  Params params{};
+  params.q = rows_view(launch.args.q, p.packed);
+  params.o = rows_view(launch.args.o, p.packed);
+  const TensorView& lse = launch.args.lse;
+  params.lse = static_cast<float*>(lse.data);
+  params.lse_batch = p.packed ? 0 : lse.stride[0];
+  params.lse_head = lse.stride[p.packed ? 0 : 1];
+  params.lse_row = lse.stride[p.packed ? 1 : 2];
+  params.batch = static_cast<int>(p.batch);
+  params.heads_q = static_cast<int>(p.heads_q);
+  params.heads_kv = static_cast<int>(p.heads_kv);
+  params.group = static_cast<int>(p.heads_q / p.heads_kv);
+  params.head_dim = static_cast<int>(p.head_dim);
+  params.head_dim_v = static_cast<int>(p.head_dim_v);
+  params.seqlen_q = static_cast<int>(p.seqlen_q);
+  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.packed = p.packed;
+  params.cu_seqlens_q = launch.args.cu_seqlens_q;
+  params.cu_seqlens_k = launch.args.cu_seqlens_k;
+  params.row_blocks = w.row_blocks;
+  params.key_blocks = w.key_blocks;
+  params.causal = p.causal;
+  params.align = p.align;
+  params.window = p.window;
+  params.sink_blocks = p.sparsity.is_dense() ? 0 : p.sparsity.sink_blocks;
+  params.local_blocks = p.sparsity.is_dense() ? 0 : p.sparsity.local_blocks;
+  params.scale = p.scale.value_or(1.0f / std::sqrt(static_cast<float>(p.head_dim)));
+  params.scale_log2 = std::fabs(params.scale) * 1.44269504088896341f;
+  params.key_scale = w.scale;
+  params.key_mean = w.mean;
+  params.total_key_blocks = max_key_blocks(p);
+  params.next_item = w.next_item;
+  return params;
+}
+
+Status prepare(const Launch& launch, const Config& c, const Workspace& w, cudaStream_t stream) {
+  Status status = to_status(cudaMemsetAsync(w.next_item, 0, sizeof(*w.next_item), stream),
+                            "clearing the work counter");
+  if (!status.ok()) return status;
+  const Sequences sequences = sequences_of(launch, w);
+  if (sequences.packed) {
+    status = count_blocks(sequences, stream);
+    if (!status.ok()) return status;
+  }
+  if (c.qk != QKProduct::kInt8 || launch.problem.seqlen_k == 0) return {};
+  return quantise_keys(sequences, keys_of(launch, c, w), stream);
+}
+
+Status launch(const Kernel& kernel, const Launch& launch) {
+  const AttentionProblem& p = launch.problem;
+  const Config& c = config_of(kernel);
+  const auto stream = static_cast<cudaStream_t>(launch.stream);
+  if (rows_of(p, true) == 0) return {};
+  const auto address = reinterpret_cast<std::uintptr_t>(launch.workspace);
+  const Workspace w(p, c, reinterpret_cast<void*>((address + 255) & ~std::uintptr_t{255}));
+  Params params = make_params(launch, w);
+  Status status = make_maps(params, launch, c, w);
+  if (!status.ok()) return status;
+  status = prepare(launch, c, w, stream);
+  if (!status.ok()) return status;
+  const Compiled compiled_row = compiled(kernel.number);
+  status = to_status(
+      cudaFuncSetAttribute(compiled_row.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           compiled_row.shared_bytes),
+      "reserving shared memory");
+  if (!status.ok()) return status;
+  const std::int64_t items = max_row_blocks(p) * p.heads_q;
+  const auto grid = static_cast<unsigned>(
+      std::clamp<std::int64_t>(items, 1, std::max(launch.device.multiprocessors, 1)));
+  void* arguments[] = {&params};
+  return to_status(cudaLaunchKernel(compiled_row.kernel, dim3(grid), dim3(kThreads), arguments,
+                                    static_cast<std::size_t>(compiled_row.shared_bytes), stream),
+                   kernel.id.c_str());
+}
+
+std::string why_not(const Kernel& kernel, const AttentionProblem& p, const Device& device) {
+  const Config& c = config_of(kernel);
+  if (device.kind != DeviceKind::kCuda || device.arch != "sm_90")
+    return "runs on Hopper (sm_90) only";
+  if (p.dtype != c.dtype) return std::string("computes ") + to_string(c.dtype) + " only";
+  const auto padded = [](std::int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 0; };
+  for (const auto& [name, dim] :
+       {std::pair{"head_dim", p.head_dim}, std::pair{"head_dim_v", p.head_dim_v}})
+    if (dim % 8 != 0 || dim < 8 || dim > 128)
+      return std::string("unsupported: ") + name + " " + std::to_string(dim) +
+             ", supported are the multiples of 8 from 8 to 128";
+  if (std::max(padded(p.head_dim), padded(p.head_dim_v)) != c.head_dim)
+    return "serves head_dim " + std::string(c.head_dim == 64 ? "up to 64" : "65 to 128");
+  if (p.sparsity.qk != c.qk)
+    return std::string("computes the ") + to_string(c.qk) + " product only";
+  if (p.sparsity.score != c.score)
+    return std::string("prunes scores by ") + to_string(c.score) + " only";
+  if (p.sparsity.refine.has_value() != c.refine || p.sparsity.drop.has_value() != c.drop)
+    return std::string(c.refine ? "refines" : "does not refine") +
+           (c.drop ? " and drops" : ", does not drop");
+  if (!p.sparsity.is_dense() && p.sparsity.block != c.block)
+    return "cuts keys into blocks of " + std::to_string(c.block);
+  if (p.trace != c.trace)
+    return c.trace ? "a debugging row, for traced problems" : "writes no decisions";
+  if (p.has_mask) return "takes no boolean mask";
+  if (p.has_prepared_k) return "prepares K itself";
+  if (std::max({p.seqlen_q, p.seqlen_k, p.total_q, p.total_k}) > kMaxLength)
+    return "serves lengths up to 2^30";
+  if (static_cast<double>(max_row_blocks(p)) * static_cast<double>(p.heads_q) * 4 > kMaxItems ||
+      static_cast<double>(max_key_blocks(p)) > kMaxItems ||
+      static_cast<double>(rows_of(p, false)) > kMaxItems)
+    return "serves up to 5e8 row blocks and 2e9 keys in a call";
+  return "";
+}
+
+// Share of the dense fp16 peak that each product reaches, measured (docs/kernels/sm90.md).
+double cost(const Kernel& kernel, const AttentionProblem& p, const Device& device) {
+  const Config& c = config_of(kernel);
+  const double queries = static_cast<double>(p.packed ? p.total_q : p.batch * p.seqlen_q);
+  double pairs = queries * static_cast<double>(p.heads_q) * static_cast<double>(p.seqlen_k);
+  if (p.causal && p.seqlen_q > 1) pairs *= 0.5;
+  const double qk = c.qk == QKProduct::kExact ? 0.65 : 1.2;
+  const double pv = c.score == ScorePattern::kPair ? 1.2 : 0.65;
+  const double rate = std::max(device.peak_gflops, 1.0) * 1e9;
+  return 5e-6 + 2 * pairs * c.head_dim / rate * (1 / qk + 1 / pv);
+}
+
+std::size_t workspace(const Kernel& kernel, const AttentionProblem& p, const Device&) {
+  return Workspace(p, config_of(kernel), nullptr).bytes;
+}
+
+std::vector<Kernel> make_rows() {
+  std::vector<Kernel> all;
+  for (const Config& c : kRows) {
+    Kernel row;
+    row.id = std::string("attention.") + to_string(c.dtype) + ".sm90.d" +
+             std::to_string(c.head_dim) + "." + to_string(c.qk) + "." + to_string(c.score) +
+             (c.refine ? ".refine" : "") + (c.drop ? ".drop" : "") + (c.trace ? ".trace" : "");
+    row.arch = "sm_90";
+    row.number = static_cast<int>(all.size());
+    row.config = {c.qk, c.score, c.trace};
+    row.why_not = &why_not;
+    row.cost = &cost;
+    row.workspace = &workspace;
+    row.launch = &launch;
+    all.push_back(std::move(row));
+  }
+  return all;
+}
+
+}  // namespace
+
+std::span<const Kernel> attention_kernels() {
+  static const std::vector<Kernel> rows = make_rows();
+  return rows;
+}
+
+}  // namespace twofour::cuda::sm90
