@@ -28,13 +28,14 @@ struct Row {
 class HeadRun {
  public:
   HeadRun(const Inputs& inputs, const Sequence& s, std::int64_t head, const PreparedK* prepared,
-          const Decisions* replay, Output* out)
+          const Options& options, Output* out)
       : inputs_(inputs),
         sparsity_(inputs.problem().sparsity),
         s_(s),
         head_(head),
         kv_head_(head / inputs.queries_per_kv_head()),
-        replay_(replay),
+        replay_(options.replay),
+        weights_(options.weights),
         out_(out),
         keys_(make_keys(inputs, s, kv_head_, prepared)),
         values_(make_values(inputs, s, kv_head_)),
@@ -306,7 +307,8 @@ class HeadRun {
     std::vector<Score> scores;
     for (std::int64_t j : row.kept) scores.push_back(row.scores[j]);
     const AttentionProblem& problem = inputs_.problem();
-    const RowResult result = softmax_row(values_, problem.head_dim_v, row.kept, scores, row.query);
+    const RowResult result =
+        softmax_row(values_, problem.head_dim_v, row.kept, scores, row.query, weights_);
     const std::int64_t at_o = (row.number * problem.heads_q + head_) * problem.head_dim_v;
     std::copy(result.o.begin(), result.o.end(), out_->o.begin() + at_o);
     std::copy(result.o_bound.begin(), result.o_bound.end(), out_->o_bound.begin() + at_o);
@@ -323,6 +325,7 @@ class HeadRun {
   const std::int64_t head_;
   const std::int64_t kv_head_;
   const Decisions* replay_;
+  const WeightFormat weights_;
   Output* out_;
   const Keys keys_;
   const std::vector<double> values_;
@@ -401,7 +404,7 @@ Result<Output> attention(const AttentionProblem& given, const AttentionArgs& arg
 #pragma omp parallel for schedule(dynamic) if (tasks > 1)
   for (std::int64_t task = 0; task < tasks; ++task) {
     HeadRun run(inputs, inputs.sequence(task / problem.heads_q), task % problem.heads_q, prepared,
-                options.replay, &out);
+                options, &out);
     statuses[task] = run.run();
 #pragma omp critical
     {

@@ -12,12 +12,20 @@
 
 namespace twofour::ref {
 
+/// How a kernel holds the weights exp(score - max) while they multiply V: what the bounds allow for
+/// besides fp32. The sum of the weights stays fp32.
+struct WeightFormat {
+  double rounding = 0;  // relative, of one weight
+  double floor = 0;     // absolute, of one weight beside the row's largest of 1
+};
+
 struct Options {
   /// int8: the keys to use instead of args.prepared_k; null for both computes them.
   const PreparedK* prepared = nullptr;
   /// Take what was kept, refined and dropped from here, after checking that each decision is
   /// admissible within the rounding bound of docs/semantics.md ("Near ties").
   const Decisions* replay = nullptr;
+  WeightFormat weights;
 };
 
 /// Rows are numbered as in Decisions: b * M + i, or the token index when packed.
@@ -25,7 +33,7 @@ struct Output {
   std::vector<double> o;    // [B,M,Hq,Dv], packed [Tq,Hq,Dv]
   std::vector<double> lse;  // [B,Hq,M], packed [Hq,Tq]; natural log
   /// How far an fp32 kernel that made the same decisions may be from `o` and `lse`, the rounding of
-  /// its output aside; infinite where fp32 overflows.
+  /// its output aside and that of Options::weights included; infinite where fp32 overflows.
   std::vector<double> o_bound;    // as o
   std::vector<double> lse_bound;  // as lse
   /// 1 where a non-finite key or value is live for the row's row block: rule 9 lets it spread

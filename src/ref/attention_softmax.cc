@@ -25,7 +25,7 @@ double weight_bound(const Score& score, double max, std::size_t count) {
 
 RowResult softmax_row(const std::vector<double>& values, std::int64_t dim,
                       const std::vector<std::int64_t>& keys, const std::vector<Score>& scores,
-                      const Query& query) {
+                      const Query& query, const WeightFormat& format) {
   RowResult row{std::vector<double>(dim), std::vector<double>(dim), -kInfinity, 0};
   if (keys.empty()) return row;
 
@@ -49,7 +49,7 @@ RowResult softmax_row(const std::vector<double>& values, std::int64_t dim,
   }
   row.lse = max + std::log(sum) + query.lse_shift;
 
-  // With weights p_n x_n for p_n and |log x_n| <= e_n,
+  // With weights p_n x_n for p_n and |log x_n| <= e_n (and x_n rounded again above the line),
   // O' - O = sum p_n (x_n - 1) (v_n - O) / sum p_n x_n.
   double least = 0, most = 0;
   std::vector<double> moved(keys.size());
@@ -63,7 +63,8 @@ RowResult softmax_row(const std::vector<double>& values, std::int64_t dim,
     const double p = weight[n] / sum;
     least += p * std::exp(-e);
     most += p * std::exp(e);
-    moved[n] = p * std::expm1(e) + kSmallestExp;
+    moved[n] = p * (std::expm1(e) + format.rounding * std::exp(e)) +
+               std::max(kSmallestExp, format.floor / sum);
   }
   for (std::size_t n = 0; n < keys.size(); ++n) {
     const double share = moved[n] / least;

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "ref/attention.h"
 #include "ref/attention_operands.h"
 
 namespace twofour::ref {
@@ -17,6 +18,6 @@ struct RowResult {
 /// `keys` and `scores` are those kept, `values` is V of the head, [N,Dv]. No keys: zeros and -inf.
 RowResult softmax_row(const std::vector<double>& values, std::int64_t dim,
                       const std::vector<std::int64_t>& keys, const std::vector<Score>& scores,
-                      const Query& query);
+                      const Query& query, const WeightFormat& format = {});
 
 }  // namespace twofour::ref

@@ -8,6 +8,8 @@
 #include <optional>
 
 #include "command.h"
+#include "cuda/timer.h"
+#include "cuda_call.h"
 #include "io/text.h"
 #include "twofour/attention.h"
 #include "twofour/calibration.h"
@@ -25,6 +27,7 @@ struct Options {
   std::optional<std::int64_t> layer;
   std::optional<float> scale;
   bool causal = false, uint16_is_bf16 = false, json = false;
+  DeviceChoice device;
 };
 
 /// What the views in the arguments point into.
@@ -278,6 +281,32 @@ Status check_distinct(const Options& options) {
   return {};
 }
 
+/// Runs where the plan is for; seconds of the run, without copies.
+Result<double> run(const Plan& plan, const AttentionArgs& args, const Device& device) {
+  if (device.kind == DeviceKind::kCpu) {
+    std::vector<std::byte> workspace(plan.workspace_bytes());
+    const auto start = std::chrono::steady_clock::now();
+    const Status status = plan.run(args, workspace.data(), workspace.size());
+    if (!status.ok()) return status;
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  const auto call = CudaCall::make(plan.problem(), args, device);
+  if (!call.ok()) return call.status();
+  Result<cuda::Timer> timer = cuda::Timer::make(device.index);
+  if (!timer.ok()) return timer.status();
+  Status status = (*call)->clear(plan);
+  if (status.ok()) status = timer->start();
+  if (status.ok()) status = (*call)->launch(plan);
+  if (!status.ok()) return status;
+  const Result<double> seconds = timer->stop();
+  if (!seconds.ok()) return seconds.status();
+  std::string outside;
+  status = (*call)->fetch(args, &outside);
+  if (!status.ok()) return status;
+  if (!outside.empty()) return {Code::kInternal, plan.kernel_id() + " " + outside};
+  return *seconds;
+}
+
 int attend(const Options& options) {
   const auto refuse = [&](const Status& status) { return report(status, options.json); };
   for (const auto& [option, path] : {std::pair{"--out", &options.out}, {"--lse", &options.lse}})
@@ -289,12 +318,15 @@ int attend(const Options& options) {
   if (const Status status = set_up(options, &memory, &problem, &args); !status.ok())
     return refuse(status);
   // Before memory is asked for: shapes that make no sense stop here.
-  const Result<Device> device = cpu_device();
-  if (!device.ok()) return refuse(device.status());
+  const Result<std::vector<Device>> devices = options.device.devices();
+  if (!devices.ok()) return refuse(devices.status());
   PlanOptions plan_options;
   plan_options.kernel_id = options.kernel;
-  const Result<Plan> chosen = options.mode == kAuto ? plan_auto(problem, *device, plan_options)
-                                                    : plan(problem, *device, plan_options);
+  const Device* device = nullptr;
+  const Result<Plan> chosen = plan_on(*devices, &device, [&](const Device& one) {
+    return options.mode == kAuto ? plan_auto(problem, one, plan_options)
+                                 : plan(problem, one, plan_options);
+  });
   if (!chosen.ok()) return refuse(chosen.status());
 
   const bool bhmd = options.layout == "bhmd";
@@ -313,12 +345,8 @@ int attend(const Options& options) {
   args.lse = memory.lse.view();
   AttentionStats stats;
   args.stats = &stats;
-  std::vector<std::byte> workspace(chosen->workspace_bytes());
-  const auto start = std::chrono::steady_clock::now();
-  if (const Status status = chosen->run(args, workspace.data(), workspace.size()); !status.ok())
-    return refuse(status);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const Result<double> seconds = run(*chosen, args, *device);
+  if (!seconds.ok()) return refuse(seconds.status());
   if (const Status status = write_outputs(options, memory); !status.ok()) return refuse(status);
 
   const std::string sparsity = to_string(chosen->problem().sparsity);
@@ -328,7 +356,7 @@ int attend(const Options& options) {
                     {"sparsity", sparsity},
                     {"o_shape", memory.o.shape},
                     {"dtype", to_string(problem.dtype)},
-                    {"seconds", seconds},
+                    {"seconds", *seconds},
                     {"units", stats.units},
                     {"refined", stats.refined},
                     {"dropped", stats.dropped},
@@ -336,7 +364,7 @@ int attend(const Options& options) {
                     {"live_pairs", stats.live_pairs}});
   } else {
     print(fmt::format("{} {} with {} ({}) in {:.3f} ms\n", to_string(problem.dtype), shape,
-                      chosen->kernel_id(), sparsity, seconds * 1e3));
+                      chosen->kernel_id(), sparsity, *seconds * 1e3));
     print(fmt::format("{} of {} live pairs in pruned blocks; of {} units {} refined, {} dropped\n",
                       stats.pruned_pairs, stats.live_pairs, stats.units, stats.refined,
                       stats.dropped));
@@ -377,6 +405,7 @@ void add_attend(CLI::App& app, int* exit_code) {
                 "calibration file, for dual and refined; needs --layer");
   c->add_option("--layer", o->layer, "layer of the calibration to use, from 0");
   c->add_option("--kernel", o->kernel, "force this kernel id");
+  o->device.add_to(*c);
   c->add_option("--out", o->out, "write O to .npy, or O and LSE to .safetensors");
   c->add_option("--lse", o->lse, "write LSE [B,Hq,M] fp32 to a file of its own");
   c->add_flag("--uint16-bf16", o->uint16_is_bf16, "read uint16 .npy as bf16 bits");

@@ -6,8 +6,12 @@
 #include <chrono>
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "command.h"
+#include "cuda/memory.h"
+#include "cuda/timer.h"
+#include "cuda_call.h"
 #include "twofour/attention.h"
 
 namespace twofour::tool {
@@ -16,11 +20,13 @@ namespace {
 struct Options {
   CaseSource source;
   std::string kernel;
+  DeviceChoice device;
   int repeats = 7;
   bool json = false;
 };
 
 constexpr std::size_t kFlushBytes = std::size_t{64} << 20;  // more than a last-level cache share
+constexpr std::size_t kCudaFlushBytes = std::size_t{256} << 20;  // more than an L2 cache
 
 struct Times {
   double min = 0, median = 0, max = 0;
@@ -34,16 +40,35 @@ Times summarise(std::vector<double> seconds) {
 /// One problem ready to run: the sparse one and its dense peer share inputs, not plans.
 class Runner {
  public:
+  /// `cuda` is the call's memory on a CUDA device, null on the CPU.
   static Result<Runner> make(const AttentionProblem& problem, const Device& device,
-                             const std::string& kernel, const AttentionArgs& args) {
+                             const std::string& kernel, const AttentionArgs& args, CudaCall* cuda) {
     PlanOptions options;
     options.kernel_id = kernel;
     Result<Plan> plan = twofour::plan(problem, device, options);
     if (!plan.ok()) return plan.status();
-    return Runner(*std::move(plan), args);
+    return make(*std::move(plan), device, args, cuda);
+  }
+
+  static Result<Runner> make(Plan plan, const Device& device, const AttentionArgs& args,
+                             CudaCall* cuda) {
+    Runner out(std::move(plan), args, cuda);
+    if (cuda == nullptr) {
+      out.workspace_.resize(out.plan_.workspace_bytes());
+      return out;
+    }
+    Result<cuda::Timer> timer = cuda::Timer::make(device.index);
+    if (!timer.ok()) return timer.status();
+    out.timer_.emplace(*std::move(timer));
+    Result<cuda::Buffer> workspace =
+        cuda::Buffer::allocate(device.index, out.plan_.workspace_bytes());
+    if (!workspace.ok()) return workspace.status();
+    out.cuda_workspace_ = *std::move(workspace);
+    return out;
   }
 
   Status run(double* seconds) {
+    if (cuda_ != nullptr) return run_on_cuda(seconds);
     const auto start = std::chrono::steady_clock::now();
     Status status = plan_.run(args_, workspace_.data(), workspace_.size());
     *seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -53,42 +78,101 @@ class Runner {
     AttentionStats stats;
     AttentionArgs args = args_;
     args.stats = &stats;
-    const Status status = plan_.run(args, workspace_.data(), workspace_.size());
+    Status status;
+    if (cuda_ == nullptr) {
+      status = plan_.run(args, workspace_.data(), workspace_.size());
+    } else {
+      std::string outside;
+      status = cuda_->clear(plan_);
+      if (status.ok()) status = cuda_->launch(plan_);
+      if (status.ok()) status = cuda_->fetch(args, &outside);
+      if (status.ok() && !outside.empty()) status = {Code::kInternal, outside};
+    }
     if (!status.ok()) return status;
     return stats;
   }
   const Plan& plan() const { return plan_; }
 
  private:
-  Runner(Plan plan, const AttentionArgs& args)
-      : plan_(std::move(plan)), args_(args), workspace_(plan_.workspace_bytes()) {}
+  Runner(Plan plan, const AttentionArgs& args, CudaCall* cuda)
+      : plan_(std::move(plan)), args_(args), cuda_(cuda) {}
+
+  Status run_on_cuda(double* seconds) {
+    AttentionArgs args = cuda_->args();
+    args.stats = nullptr;
+    Status status = timer_->start();
+    if (status.ok()) status = plan_.run(args, cuda_workspace_.data(), cuda_workspace_.size());
+    if (!status.ok()) return status;
+    const Result<double> elapsed = timer_->stop();
+    if (elapsed.ok()) *seconds = *elapsed;
+    return elapsed.status();
+  }
+
   Plan plan_;
   AttentionArgs args_;
+  CudaCall* cuda_;
+  std::optional<cuda::Timer> timer_;
+  cuda::Buffer cuda_workspace_;
   std::vector<std::byte> workspace_;
 };
 
 /// Writes through more memory than the caches hold.
-void flush_caches(std::vector<unsigned char>* memory) {
-  for (std::size_t i = 0; i < memory->size(); i += 64) ++(*memory)[i];
-}
+class CacheFlusher {
+ public:
+  static Result<CacheFlusher> make(const Device& device) {
+    CacheFlusher out;
+    if (device.kind == DeviceKind::kCpu) {
+      out.host_.resize(kFlushBytes);
+      return out;
+    }
+    Result<cuda::Buffer> buffer = cuda::Buffer::allocate(device.index, kCudaFlushBytes);
+    if (!buffer.ok()) return buffer.status();
+    out.device_ = *std::move(buffer);
+    return out;
+  }
+  Status flush() {
+    for (std::size_t i = 0; i < host_.size(); i += 64) ++host_[i];
+    if (device_.size() == 0) return {};
+    return cuda::fill(device_.data(), ++value_, device_.size());
+  }
+
+ private:
+  std::vector<unsigned char> host_;
+  cuda::Buffer device_;
+  unsigned char value_ = 0;
+};
 
 struct Row {
-  std::string case_text, kernel, sparsity;
+  std::string case_text, device, kernel, sparsity;
   Times warm, cold, dense;
   double ratio = 0, ratio_min = 0, ratio_max = 0;  // dense over this, run by run
   double gflops = 0;                               // dense operations over the warm median
   double pruned_share = 0, refined_share = 0, dropped_share = 0;
 };
 
-Result<Row> measure(const io::Case& c, const Device& device, const Options& options,
-                    std::vector<unsigned char>* flush) {
+Result<Row> measure(const io::Case& c, const std::vector<Device>& devices, const Options& options) {
   const std::unique_ptr<io::CaseMemory> memory = io::make_case_memory(c);
   AttentionProblem dense_problem = c.problem;
   dense_problem.sparsity = preset(Mode::kDense);
   dense_problem.sparsity.block = c.problem.sparsity.block;
-  Result<Runner> sparse = Runner::make(c.problem, device, options.kernel, memory->args);
+  PlanOptions plan_options;
+  plan_options.kernel_id = options.kernel;
+  const Device* device = nullptr;
+  Result<Plan> plan = plan_on(devices, &device, [&](const Device& one) {
+    return twofour::plan(c.problem, one, plan_options);
+  });
+  if (!plan.ok()) return plan.status();
+  std::unique_ptr<CudaCall> cuda;
+  if (device->kind == DeviceKind::kCuda) {
+    Result<std::unique_ptr<CudaCall>> made = CudaCall::make(c.problem, memory->args, *device);
+    if (!made.ok()) return made.status();
+    cuda = *std::move(made);
+  }
+  Result<CacheFlusher> flusher = CacheFlusher::make(*device);
+  if (!flusher.ok()) return flusher.status();
+  Result<Runner> sparse = Runner::make(*std::move(plan), *device, memory->args, cuda.get());
   if (!sparse.ok()) return sparse.status();
-  Result<Runner> dense = Runner::make(dense_problem, device, "", memory->args);
+  Result<Runner> dense = Runner::make(dense_problem, *device, "", memory->args, cuda.get());
   if (!dense.ok()) return dense.status();
 
   const Result<AttentionStats> stats = sparse->count();  // also the warm-up
@@ -101,7 +185,7 @@ Result<Row> measure(const io::Case& c, const Device& device, const Options& opti
     double of_dense = 0, of_sparse = 0, of_cold = 0;
     if (Status status = dense->run(&of_dense); !status.ok()) return status;
     if (Status status = sparse->run(&of_sparse); !status.ok()) return status;
-    flush_caches(flush);
+    if (Status status = flusher->flush(); !status.ok()) return status;
     if (Status status = sparse->run(&of_cold); !status.ok()) return status;
     dense_warm.push_back(of_dense);
     warm.push_back(of_sparse);
@@ -110,6 +194,7 @@ Result<Row> measure(const io::Case& c, const Device& device, const Options& opti
   }
   Row row;
   row.case_text = c.text;
+  row.device = device_text(*device);
   row.kernel = sparse->plan().kernel_id();
   row.sparsity = to_string(sparse->plan().problem().sparsity);
   row.warm = summarise(warm);
@@ -136,6 +221,7 @@ Json times_json(const Times& times) {
 
 Json row_json(const Row& row) {
   return {{"case", row.case_text},
+          {"device", row.device},
           {"kernel", row.kernel},
           {"sparsity", row.sparsity},
           {"warm", times_json(row.warm)},
@@ -153,22 +239,23 @@ Json row_json(const Row& row) {
 int bench(const Options& options) {
   const Result<std::vector<io::Case>> cases = options.source.load("/bench");
   if (!cases.ok()) return report(cases.status(), options.json);
-  const Result<Device> device = cpu_device();
-  if (!device.ok()) return report(device.status(), options.json);
-  std::vector<unsigned char> flush(kFlushBytes);
+  const Result<std::vector<Device>> devices = options.device.devices();
+  if (!devices.ok()) return report(devices.status(), options.json);
   Json rows = Json::array();
   if (!options.json)
-    print(
-        fmt::format("{} ({}, {} threads), {} repeats; times in ms: warm min/median/max, cold "
-                    "median; vs dense in this run\n",
-                    device->name, device->arch, device->threads, options.repeats));
+    print(fmt::format(
+        "{} repeats; times in ms: warm min/median/max, cold median; vs dense in this run\n",
+        options.repeats));
+  std::string shown;
   for (const io::Case& c : *cases) {
-    const Result<Row> row = measure(c, *device, options, &flush);
+    const Result<Row> row = measure(c, *devices, options);
     if (!row.ok()) return report(row.status(), options.json);
     if (options.json) {
       rows.push_back(row_json(*row));
       continue;
     }
+    if (row->device != shown) print("on " + row->device + "\n");
+    shown = row->device;
     print(fmt::format(
         "{}\n  {:<22} {:9.3f} /{:9.3f} /{:9.3f}  cold {:9.3f}  {:7.1f} GFLOPS  "
         "{:.2f}x dense ({:.2f}-{:.2f})\n",
@@ -176,7 +263,7 @@ int bench(const Options& options) {
         row->cold.median * 1e3, row->gflops, row->ratio, row->ratio_min, row->ratio_max));
     if (const Status status = finish_output(); !status.ok()) return report(status, false);
   }
-  if (options.json) print_json(Json{{"device", to_json(*device)}, {"rows", rows}});
+  if (options.json) print_json(Json{{"device", to_json(devices->front())}, {"rows", rows}});
   return kExitOk;
 }
 
@@ -187,6 +274,7 @@ void add_bench(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Time kernels against the dense one");
   options->source.add_to(*command);
   command->add_option("--kernel", options->kernel, "force this kernel id");
+  options->device.add_to(*command);
   command->add_option("--repeat", options->repeats, "timed runs of each kind (default 7)")
       ->check(CLI::Range(1, 1000));
   command->add_flag("--json", options->json, "print one JSON document");

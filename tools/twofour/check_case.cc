@@ -9,6 +9,7 @@
 
 #include "compare.h"
 #include "core/half.h"
+#include "cuda_call.h"
 
 namespace twofour::tool {
 namespace {
@@ -30,12 +31,20 @@ class CaseCheck {
       : case_(c), device_(device), tally_(tally), memory_(io::make_case_memory(c)) {}
 
   void run(const Selection& selection) {
+    if (on_cuda()) {
+      Result<std::unique_ptr<CudaCall>> made =
+          CudaCall::make(case_.problem, memory_->args, device_);
+      if (!made.ok()) return fail("cuda", made.status().message());
+      cuda_ = *std::move(made);
+    }
     if (case_.problem.sparsity.qk == QKProduct::kInt8 && !prepare()) return;
     for (const Family& family : selection.families) check_family(family);
     if (selection.reference && pairs() <= kReferencePairs) check_reference_row();
   }
 
  private:
+  bool on_cuda() const { return device_.kind == DeviceKind::kCuda; }
+
   double pairs() const {
     const AttentionProblem& p = case_.problem;
     const double batch = static_cast<double>(p.packed ? 1 : p.batch);
@@ -50,7 +59,10 @@ class CaseCheck {
 
   /// The public prepared K, checked against the numbers it stands for.
   bool prepare() {
-    Result<PreparedK> prepared = prepare_k(case_.problem, memory_->args);
+    Result<PreparedK> prepared =
+        prepare_k(case_.problem, on_cuda() ? cuda_->args() : memory_->args);
+    // A device whose rows all refuse the problem; each says so when it is asked.
+    if (on_cuda() && prepared.status().code() == Code::kUnsupported) return true;
     if (!prepared.ok()) {
       fail("prepare_k", prepared.status().message());
       return false;
@@ -148,7 +160,7 @@ class CaseCheck {
   std::optional<Outputs> launch(const Kernel& row, bool trace, bool give_prepared) {
     AttentionProblem problem = case_.problem;
     problem.trace = trace;
-    problem.has_prepared_k = give_prepared && prepared_.has_value();
+    problem.has_prepared_k = give_prepared && prepared_.has_value() && !on_cuda();
     PlanOptions options;
     options.kernel_id = row.id;
     const Result<Plan> plan = twofour::plan(problem, device_, options);
@@ -170,18 +182,12 @@ class CaseCheck {
     }
     std::fill(memory_->o.bytes.begin(), memory_->o.bytes.end(), kUntouched);
     std::fill(memory_->lse.bytes.begin(), memory_->lse.bytes.end(), kUntouched);
-    // Starts off alignment, ends in a guard.
-    constexpr std::size_t kOffset = 8;
-    std::vector<std::byte> workspace(kOffset + plan->workspace_bytes() + kGuard, kUntouched);
-    const Status status = plan->run(args, workspace.data() + kOffset, plan->workspace_bytes());
-    if (!status.ok()) {
-      fail(row.id, status.message());
-      return std::nullopt;
-    }
-    const auto untouched = [](std::byte b) { return b == kUntouched; };
-    if (!std::all_of(workspace.end() - kGuard, workspace.end(), untouched) ||
-        !std::all_of(workspace.begin(), workspace.begin() + kOffset, untouched)) {
-      fail(row.id, "wrote outside its workspace");
+    std::string outside;
+    const Status status =
+        on_cuda() ? run_on_cuda(*plan, args, &outside) : run_on_cpu(*plan, args, &outside);
+    if (!status.ok()) outside = status.message();
+    if (!outside.empty()) {
+      fail(row.id, outside);
       return std::nullopt;
     }
     if (!padding_untouched()) {
@@ -191,6 +197,25 @@ class CaseCheck {
     out.o = memory_->o.bytes;
     out.lse = memory_->lse.bytes;
     return out;
+  }
+
+  static Status run_on_cpu(const Plan& plan, const AttentionArgs& args, std::string* outside) {
+    // Starts off alignment, ends in a guard.
+    constexpr std::size_t kOffset = 8;
+    std::vector<std::byte> workspace(kOffset + plan.workspace_bytes() + kGuard, kUntouched);
+    const Status status = plan.run(args, workspace.data() + kOffset, plan.workspace_bytes());
+    const auto untouched = [](std::byte b) { return b == kUntouched; };
+    if (!std::all_of(workspace.end() - kGuard, workspace.end(), untouched) ||
+        !std::all_of(workspace.begin(), workspace.begin() + kOffset, untouched))
+      *outside = "wrote outside its workspace";
+    return status;
+  }
+
+  Status run_on_cuda(const Plan& plan, const AttentionArgs& args, std::string* outside) const {
+    Status status = cuda_->clear(plan);
+    if (status.ok()) status = cuda_->launch(plan, args.decisions);
+    if (status.ok()) status = cuda_->fetch(args, outside);
+    return status;
   }
 
   /// Layout fused gives every row of o one element that is not its own.
@@ -211,6 +236,12 @@ class CaseCheck {
     ref::Options options;
     options.prepared = prepared_ ? &*prepared_ : nullptr;
     options.replay = replay;
+    if (on_cuda()) {
+      // A weight is rounded once; its scale is at most twice the row's largest.
+      const bool fp16 = problem.dtype == DType::kF16;
+      options.weights.rounding = fp16 ? 0x1p-11 : 0x1p-8;
+      options.weights.floor = fp16 ? 0x1p-24 : 0;
+    }
     return ref::attention(problem, memory_->args, options);
   }
 
@@ -261,7 +292,7 @@ class CaseCheck {
     };
     if (!same(launch(*family.row, false, true))) {
       fail(family.row->id, "a second run gave other bits");
-    } else if (prepared_ && !same(launch(*family.row, false, false))) {
+    } else if (!on_cuda() && prepared_ && !same(launch(*family.row, false, false))) {
       fail(family.row->id, "preparing K itself gave other bits than the prepared K");
     } else {
       ++tally_->rows[family.row->id].passed;
@@ -285,11 +316,12 @@ class CaseCheck {
   Tally* tally_;
   std::unique_ptr<io::CaseMemory> memory_;
   std::optional<PreparedK> prepared_;
+  std::unique_ptr<CudaCall> cuda_;  // with a CUDA device
 };
 
 }  // namespace
 
-Selection select_rows(const std::string& filter) {
+Selection select_rows(const std::string& filter, const Device& device) {
   const auto find = [](const std::string& id) -> const Kernel* {
     for (const Kernel& row : kernels())
       if (row.id == id) return &row;
@@ -298,8 +330,11 @@ Selection select_rows(const std::string& filter) {
   constexpr std::string_view kTwin = ".trace";
   Selection out;
   for (const Kernel& row : kernels()) {
+    const std::string arch = device.kind == DeviceKind::kCpu ? "cpu" : device.arch;
+    const bool reference = row.id == ref::reference_kernel().id;
     if (row.id.find(filter) == std::string::npos) continue;
-    if (row.id == ref::reference_kernel().id) {
+    if (reference ? device.kind != DeviceKind::kCpu : row.arch != arch) continue;
+    if (reference) {
       out.reference = true;
     } else if (!row.config.trace) {
       out.families.push_back({&row, find(row.id + std::string(kTwin))});

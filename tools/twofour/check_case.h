@@ -39,19 +39,20 @@ struct Family {
   const Kernel* twin = nullptr;
 };
 
-/// The rows whose id contains a text.
+/// The rows for a device whose id contains a text.
 struct Selection {
   std::vector<Family> families;  // all but the reference, in registry order
   bool reference = false;
 };
-Selection select_rows(const std::string& filter);
+Selection select_rows(const std::string& filter, const Device& device);
 
 /// Runs the case through the selection; through the reference's own row only when it is small.
 ///
 /// The twin's decisions are replayed by the reference, which checks that each is admissible;
 /// outputs of both rows must then lie within the reference's error bounds, counts must be equal, a
 /// repeated run must give the same bits, and nothing may be written outside the outputs and the
-/// workspace.
+/// workspace. On a CUDA device everything lies in its memory, and the bounds allow for weights in
+/// the dtype of V.
 void check_case(const io::Case& c, const Device& device, const Selection& selection, Tally* tally);
 
 }  // namespace twofour::tool

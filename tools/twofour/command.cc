@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+
+#include "io/text.h"
 
 namespace twofour::tool {
 namespace {
@@ -74,8 +77,57 @@ Result<std::vector<io::Case>> CaseSource::load(const std::string& fallback) cons
   return io::load_cases(folder + fallback);
 }
 
+void DeviceChoice::add_to(CLI::App& command) {
+  command.add_option("--device", name,
+                     "cpu, cuda or cuda:N; default: the first CUDA device where it can serve, else "
+                     "the CPU");
+}
+
+Result<std::vector<Device>> DeviceChoice::devices() const {
+  std::vector<Device> out;
+  if (name.starts_with("cuda")) {
+    int index = 0;
+    const char* const end = name.data() + name.size();
+    const bool numbered = name.size() > 5 && name[4] == ':';
+    const auto [stop, error] = numbered ? std::from_chars(name.data() + 5, end, index)
+                                        : std::from_chars_result{name.data() + 4, std::errc()};
+    if (error == std::errc() && stop == end && index >= 0) {
+      Result<Device> device = cuda_device(index);
+      if (!device.ok()) return device.status();
+      out.push_back(*std::move(device));
+      return out;
+    }
+  }
+  if (!name.empty() && name != "cpu") {
+    return {Code::kInvalidArgument,
+            "--device: expected cpu, cuda or cuda:N, got " + io::in_quotes(name)};
+  }
+  if (name.empty()) {
+    if (Result<Device> device = cuda_device(); device.ok()) out.push_back(*std::move(device));
+  }
+  Result<Device> cpu = cpu_device();
+  if (!cpu.ok()) return cpu.status();
+  out.push_back(*std::move(cpu));
+  return out;
+}
+
+std::string device_text(const Device& device) {
+  if (device.kind == DeviceKind::kCuda)
+    return device.name + " (cuda:" + std::to_string(device.index) + ", " + device.arch + ")";
+  return device.name + " (" + device.arch + ", " + std::to_string(device.threads) +
+         (device.threads == 1 ? " thread)" : " threads)");
+}
+
 Json to_json(const Device& device) {
-  return {{"kind", device.kind == DeviceKind::kCpu ? "cpu" : "cuda"},
+  if (device.kind == DeviceKind::kCuda)
+    return {{"kind", "cuda"},
+            {"index", device.index},
+            {"name", device.name},
+            {"arch", device.arch},
+            {"multiprocessors", device.multiprocessors},
+            {"shared_memory", device.shared_memory},
+            {"peak_gflops", device.peak_gflops}};
+  return {{"kind", "cpu"},
           {"name", device.name},
           {"arch", device.arch},
           {"threads", device.threads},

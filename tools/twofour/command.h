@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "io/cases.h"
+#include "twofour/attention.h"
 #include "twofour/device.h"
 #include "twofour/status.h"
 
@@ -43,6 +44,29 @@ struct CaseSource {
   void add_to(CLI::App& command);
   Result<std::vector<io::Case>> load(const std::string& fallback) const;
 };
+
+/// The --device of every command that plans.
+struct DeviceChoice {
+  std::string name;  // "cpu", "cuda", "cuda:1"; empty: what there is
+  void add_to(CLI::App& command);
+  /// The devices to try in turn: the one named, else the first CUDA device, if it can be used, and
+  /// the CPU.
+  Result<std::vector<Device>> devices() const;
+};
+
+/// The plan of the first device that does not refuse it as unsupported, which *device then is.
+template <class MakePlan>
+Result<Plan> plan_on(const std::vector<Device>& devices, const Device** device, MakePlan make) {
+  for (const Device& one : devices) {
+    *device = &one;
+    Result<Plan> made = make(one);
+    if (made.status().code() != Code::kUnsupported || &one == &devices.back()) return made;
+  }
+  return {Code::kInternal, "no device to plan for"};
+}
+
+/// "EPYC (avx2, 2 threads)", "NVIDIA H200 (cuda:0, sm_90)".
+std::string device_text(const Device& device);
 
 Json to_json(const Device& device);
 

@@ -10,6 +10,7 @@ namespace {
 struct Options {
   CaseSource source;
   std::string kernel;
+  DeviceChoice device;
   bool json = false;
 };
 
@@ -40,21 +41,24 @@ int explain(const Options& options) {
                   options.json);
   const Result<std::vector<io::Case>> cases = options.source.load("");
   if (!cases.ok()) return report(cases.status(), options.json);
-  const Result<Device> device = cpu_device();
-  if (!device.ok()) return report(device.status(), options.json);
+  const Result<std::vector<Device>> devices = options.device.devices();
+  if (!devices.ok()) return report(devices.status(), options.json);
   Json plans = Json::array();
   for (const io::Case& c : *cases) {
     PlanOptions plan_options;
     plan_options.kernel_id = options.kernel;
-    const Result<Plan> chosen = plan(c.problem, *device, plan_options);
+    const Device* device = nullptr;
+    const Result<Plan> chosen = plan_on(
+        *devices, &device, [&](const Device& one) { return plan(c.problem, one, plan_options); });
     if (!chosen.ok()) return report(chosen.status(), options.json);
     if (options.json) {
       plans.push_back(explain_json(c, *chosen));
+      plans.back()["device"] = to_json(*device);
     } else {
       print((&c == cases->data() ? "" : "\n") + chosen->explain());
     }
   }
-  if (options.json) print_json(Json{{"device", to_json(*device)}, {"plans", plans}});
+  if (options.json) print_json(Json{{"device", to_json(devices->front())}, {"plans", plans}});
   return kExitOk;
 }
 
@@ -66,6 +70,7 @@ void add_explain(CLI::App& app, int* exit_code) {
       app.add_subcommand("explain", "Print every kernel with its predicted cost or its refusal");
   options->source.add_to(*command);
   command->add_option("--kernel", options->kernel, "force this kernel id");
+  options->device.add_to(*command);
   command->add_flag("--json", options->json, "print one JSON document");
   command->callback([options, exit_code] { *exit_code = explain(*options); });
 }

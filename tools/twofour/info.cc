@@ -17,6 +17,7 @@ namespace {
 int info(bool json) {
   const Result<Device> device = cpu_device();
   if (!device.ok()) return report(device.status(), json);
+  const Result<Device> cuda = cuda_device();
   const std::vector<std::string> supported = cpu::supported_targets();
   const auto present = [&](const std::string& target) {
     return std::find(supported.begin(), supported.end(), target) != supported.end();
@@ -37,6 +38,8 @@ int info(bool json) {
       rows.push_back({{"id", row.id}, {"arch", row.arch}, {"forced_only", row.forced_only}});
     print_json(Json{{"version", twofour_version_string()},
                     {"device", to_json(*device)},
+                    {"cuda", cuda.ok() ? to_json(*cuda) : Json()},
+                    {"cuda_why_not", cuda.status().message()},
                     {"targets", targets},
                     {"environment", variables},
                     {"kernels", rows}});
@@ -45,6 +48,12 @@ int info(bool json) {
   print(fmt::format("twofour {}\ndevice: {}, {}, {} {}, about {:.0f} GFLOPS fp32\n",
                     twofour_version_string(), device->name, device->arch, device->threads,
                     device->threads == 1 ? "thread" : "threads", device->peak_gflops));
+  if (cuda.ok()) {
+    print(fmt::format("device: {}, {}, {} multiprocessors, about {:.0f} TFLOPS fp16\n", cuda->name,
+                      cuda->arch, cuda->multiprocessors, cuda->peak_gflops / 1e3));
+  } else {
+    print("no " + cuda.status().message() + "\n");
+  }
   print("instruction sets built in:");
   for (const std::string& target : cpu::built_targets())
     print(" " + target + (present(target) ? "" : " (not on this machine)"));

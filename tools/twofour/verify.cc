@@ -18,16 +18,11 @@ struct Options {
   CaseSource source;
   std::string filter;
   std::vector<std::string> targets;
+  std::string device;
   bool json = false;
   bool coverage = false;
   std::size_t show = 20;
 };
-
-/// The CPU of this machine with one instruction set.
-Result<Device> device_for(const std::string& target) {
-  if (!target.empty()) ::setenv("TWOFOUR_CPU_TARGET", target.c_str(), 1);
-  return cpu_device();
-}
 
 /// Rows that no case ran, or that have a pattern or product and never met a pruned block: what they
 /// are for has not been tested. Asked of the whole set of cases, not of a choice.
@@ -72,10 +67,31 @@ std::string table(const Tally& tally, const std::string& target, bool whole) {
   return text;
 }
 
-Result<std::vector<std::string>> chosen_targets(const Options& options) {
-  if (options.targets.empty()) return std::vector<std::string>{""};
-  if (options.targets == std::vector<std::string>{"all"}) return cpu::supported_targets();
-  return options.targets;
+/// The CPU of this machine with one instruction set, "" for the one that runs without asking.
+Result<Device> cpu_with(const std::string& target) {
+  if (!target.empty()) ::setenv("TWOFOUR_CPU_TARGET", target.c_str(), 1);
+  return cpu_device();
+}
+
+/// Without a choice everything there is: the CPU and the first CUDA device.
+Result<std::vector<Device>> chosen_devices(const Options& options) {
+  std::vector<Device> out;
+  std::vector<std::string> targets = options.targets;
+  if (targets == std::vector<std::string>{"all"}) targets = cpu::supported_targets();
+  if (targets.empty() && (options.device.empty() || options.device == "cpu")) targets = {""};
+  for (const std::string& target : targets) {
+    Result<Device> device = cpu_with(target);
+    if (!device.ok()) return device.status();
+    out.push_back(*std::move(device));
+  }
+  if (options.device.empty() && options.targets.empty()) {
+    if (Result<Device> device = cuda_device(); device.ok()) out.push_back(*std::move(device));
+  } else if (!options.device.empty() && options.device != "cpu") {
+    const Result<std::vector<Device>> devices = DeviceChoice{options.device}.devices();
+    if (!devices.ok()) return devices.status();
+    out.push_back(devices->front());
+  }
+  return out;
 }
 
 int verify(const Options& options) {
@@ -83,27 +99,31 @@ int verify(const Options& options) {
                                           options.source.path.empty() && options.filter.empty());
   const Result<std::vector<io::Case>> cases = options.source.load("");
   if (!cases.ok()) return report(cases.status(), options.json);
-  const Selection rows = select_rows(options.filter);
-  if (rows.families.empty() && !rows.reference)
+  const Result<std::vector<Device>> devices = chosen_devices(options);
+  if (!devices.ok()) return report(devices.status(), options.json);
+  const bool any = std::any_of(devices->begin(), devices->end(), [&](const Device& device) {
+    const Selection rows = select_rows(options.filter, device);
+    return rows.reference || !rows.families.empty();
+  });
+  if (!any)
     return report({Code::kNotFound, "no kernel id contains '" + options.filter + "'"},
                   options.json);
-  const Result<std::vector<std::string>> targets = chosen_targets(options);
-  if (!targets.ok()) return report(targets.status(), options.json);
 
   const auto start = std::chrono::steady_clock::now();
   Json document{{"cases", cases->size()}, {"rows", Json::array()}, {"failures", Json::array()}};
   std::vector<Failure> failures;
   std::int64_t checks = 0;
-  for (const std::string& target : *targets) {
-    const Result<Device> device = device_for(target);
-    if (!device.ok()) return report(device.status(), options.json);
+  for (const Device& device : *devices) {
+    // The public preparation of K goes by the variable, not by the device.
+    if (device.kind == DeviceKind::kCpu) ::setenv("TWOFOUR_CPU_TARGET", device.arch.c_str(), 1);
+    const Selection rows = select_rows(options.filter, device);
     Tally tally;
-    for (const io::Case& c : *cases) check_case(c, *device, rows, &tally);
-    if (whole) require_coverage(rows, device->arch, &tally);
+    for (const io::Case& c : *cases) check_case(c, device, rows, &tally);
+    if (whole) require_coverage(rows, device.arch, &tally);
     for (const auto& [id, row] : tally.rows) checks += row.passed + row.failed;
-    for (const Json& row : rows_json(tally, device->arch)) document["rows"].push_back(row);
+    for (const Json& row : rows_json(tally, device.arch)) document["rows"].push_back(row);
     failures.insert(failures.end(), tally.failures.begin(), tally.failures.end());
-    if (!options.json) print(table(tally, device->arch, whole));
+    if (!options.json) print(table(tally, device.arch, whole));
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -142,6 +162,8 @@ void add_verify(CLI::App& app, int* exit_code) {
       ->add_option("--target", options->targets,
                    "instruction sets to run on, separated by commas; all: those of this machine")
       ->delimiter(',');
+  command->add_option("--device", options->device,
+                      "cpu, cuda or cuda:N; default: the CPU and the first CUDA device");
   command->add_option("--show", options->show, "failures to print (default 20)");
   command->add_flag("--coverage", options->coverage,
                     "a kernel that no case exercises is a failure; on without CASE, --cases and "
