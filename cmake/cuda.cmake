@@ -9,9 +9,7 @@ set(TWOFOUR_WITH_CUDA OFF)
 set(TWOFOUR_CUDA_OBJECTS "")
 
 set(cuda_why_not "")
-if(TWOFOUR_CUDA STREQUAL "AUTO" AND NOT EXISTS ${PROJECT_SOURCE_DIR}/src/cuda/sm90/attention.h)
-  set(cuda_why_not "there are none yet")
-elseif(TWOFOUR_CUDA STREQUAL "AUTO" OR TWOFOUR_CUDA)
+if(TWOFOUR_CUDA STREQUAL "AUTO" OR TWOFOUR_CUDA)
   # A compiler that was asked for is not replaced by another one.
   set(nvcc "${CMAKE_CUDA_COMPILER}")
   if(NOT nvcc)
