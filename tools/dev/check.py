@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -128,7 +129,7 @@ def whitespace() -> Iterator[str]:
 def format_cpp() -> Iterator[str]:
     """clang-format would change nothing."""
     clang_format = Path(sys.executable).parent / "clang-format"
-    names = files(".h", ".cc", ".c")
+    names = files(".h", ".cc", ".c", ".cu", ".cuh")
     if not names:
         return
     result = run(clang_format, "--dry-run", "-Werror", "--style=file", *names)
@@ -159,9 +160,19 @@ def shell() -> Iterator[str]:
 
 @check
 def headers() -> Iterator[str]:
-    """Every header compiles alone, the C API also as C."""
+    """Every header compiles alone, the C API also as C, those of CUDA where nvcc is."""
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+    def one_of_cuda(name: str) -> list[str]:
+        result = run(
+            *(nvcc, "-std=c++20", "-arch=sm_90a", "--expt-relaxed-constexpr", "-Iinclude", "-Isrc"),
+            *("-include", name, "-x", "cu", "-c", os.devnull, "-o", os.devnull),
+        )
+        return [f for f in tool_findings(result, name) if "error" in f][:1]
 
     def one(name: str) -> list[str]:
+        if name.startswith("src/cuda/"):
+            return one_of_cuda(name) if nvcc else []
         public = name.startswith("include/")
         include = ["-Iinclude"] if public else ["-Iinclude", "-Isrc"]
         strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"] if public else ["-Wall"]
@@ -176,7 +187,8 @@ def headers() -> Iterator[str]:
             findings += errors[:1] or tool_findings(result, name)[:1]
         return findings
 
-    yield from in_parallel(one, [n for n in files(".h") if n.startswith(("include/", "src/"))])
+    names = files(".h", ".cuh")
+    yield from in_parallel(one, [n for n in names if n.startswith(("include/", "src/"))])
 
 
 def compile_commands(build: Path) -> list[dict[str, str]]:
