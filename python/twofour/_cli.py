@@ -79,6 +79,11 @@ def progress(quiet: bool = False) -> Iterator[Progress]:
         shown.done()
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """The --device of every command that loads a model."""
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: CUDA where it can be used)")
+
+
 def count(name: str, low: int, high: int) -> Callable[[str], int]:
     """An argparse type: an integer in low..high."""
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
+from ._hf_pack import Packing, packing_of
+
 
 class CausalMask(Tensor):
     """Boolean [B,1,M,N], true where row i (position q_offset + i) may attend key kv_offset + j.
@@ -40,7 +42,7 @@ class CausalMask(Tensor):
         mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         mask.q_offset, mask.kv_offset = q_offset, kv_offset
         mask.window, mask.padding = window, padding
-        mask._stored = None
+        mask._stored = mask._packing = None
         return mask
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -65,6 +67,13 @@ class CausalMask(Tensor):
                 live = live & self.padding[:, None, None, :]
             self._stored = live
         return self._stored
+
+    def packing(self, seen: int, rows: int) -> Packing | None:
+        """Of the first `seen` keys, with padding; found once for all layers."""
+        if self._packing is None or self._packing[0] != (seen, rows):
+            found = packing_of(self.padding[:, :seen], rows, self.window is not None)
+            self._packing = (seen, rows), found
+        return self._packing[1]
 
     def __repr__(self) -> str:
         return (

@@ -109,6 +109,7 @@ def _layer(moments: _basis.Moments, basis: Callable) -> LayerCalibration:
 def _main(argv: Sequence[str]) -> None:
     parser = _cli.Parser(prog="twofour.calibrate", description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
+    _cli.add_device(parser)
     parser.add_argument("--text", help="UTF-8 text file (default Jane Austen's novels)")
     parser.add_argument("--out", required=True, help="calibration file to write (.safetensors)")
     parser.add_argument("--kind", default="balanced", choices=KINDS)
@@ -126,7 +127,7 @@ def _main(argv: Sequence[str]) -> None:
         show("reading the text")
         words = text.read(options.text)
         show("loading the model")
-        model, tokenizer = models.load(options.model)
+        model, tokenizer = models.load(options.model, device=options.device)
         ids = tokenize(tokenizer, words, options.tokens)[: options.tokens]
         found = calibrate(model, ids, kind=options.kind, window=options.window, progress=show)
         found.save(options.out)

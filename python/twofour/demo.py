@@ -99,6 +99,7 @@ def _main(argv: Sequence[str]) -> None:
     parser.add_argument("--windows", type=windows, default=1, help="windows of that size")
     parser.add_argument("--text", help="UTF-8 text file (default Jane Austen's novels)")
     parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
+    _cli.add_device(parser)
     parser.add_argument("--out", default=".", help="folder of report.html and report.json")
     options = parser.parse_args(argv)
     _extras.require("hf", "report")
@@ -115,7 +116,7 @@ def _report(options: argparse.Namespace, out: Path) -> None:
         show("reading the text (fetched the first time)")
         words = text.read(options.text)
         show("loading the model (fetched the first time)")
-        model, tokenizer = models.load(options.model)
+        model, tokenizer = models.load(options.model, device=options.device)
         need = calibrate.DEFAULT_TOKENS + window * options.windows
         ids = calibrate.tokenize(tokenizer, words, need)
         read, skip = _layout(ids.numel(), window * options.windows)

@@ -88,6 +88,7 @@ class Evaluation:
     fidelity: dict[str, Fidelity] = field(repr=False)
     calibration: str | None = None  # its kind
     text: str | None = None  # its name
+    device: str = "cpu"  # where the model ran
 
     def ratio(self, mode: str, name: str) -> float:
         """Reference time over the mode's: above 1 is faster. `name` is a field ending in _s."""
@@ -97,7 +98,7 @@ class Evaluation:
         """All of it as plain values; per layer and head as nested lists."""
         out = {"model": self.model, "tokens": self.tokens, "windows": self.windows}
         out |= {"skip": self.skip, "calibration": self.calibration, "text": self.text}
-        out |= {"machine": machine(), "versions": versions(), "modes": {}}
+        out |= {"machine": machine(self.device), "versions": versions(), "modes": {}}
         for name, result in self.modes.items():
             row = result.figures()
             row["attention_ratio"] = self.ratio(name, "attention_s")
@@ -109,8 +110,8 @@ class Evaluation:
         return out
 
 
-def machine() -> dict[str, Any]:
-    """The machine, as reports name it."""
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """The machine, as reports name it; with a GPU when that is where the model ran."""
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as file:
@@ -121,8 +122,8 @@ def machine() -> dict[str, Any]:
     from .plans import available
 
     found["cpu_target"] = available()["cpu"].detail
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
+    if device.startswith("cuda"):
+        found["gpu"] = torch.cuda.get_device_name(device)
     return found
 
 
@@ -257,7 +258,13 @@ def evaluate(
         )
     kind = calibration.kind if calibration is not None else None
     name = models.name_of(model)
-    return Evaluation(name, window, windows, skip, results, fidelity, kind, text_name)
+    device = str(model.device)
+    return Evaluation(name, window, windows, skip, results, fidelity, kind, text_name, device)
+
+
+def seconds(time: float) -> str:
+    """A duration for people."""
+    return f"{time:.2f} s" if time >= 1 else f"{1e3 * time:.1f} ms"
 
 
 def table(evaluation: Evaluation) -> str:
@@ -274,8 +281,8 @@ def table(evaluation: Evaluation) -> str:
         lines.append(
             f"{'sdpa (torch)' if name == REFERENCE else name:<14}{r.sparsity:<24}{r.ppl:>9.3f}"
             f"{r.ppl_change_pct:>+8.2f}%{r.kl:>9.5f}{r.top1_pct:>7.2f}%{kept:>8}"
-            f"{refined:>9}{r.attention_s:>9.2f} s {attention:>5.2f}x{r.prefill_s:>9.2f} s "
-            f"{prefill:>5.2f}x"
+            f"{refined:>9}{seconds(r.attention_s):>11} {attention:>5.2f}x"
+            f"{seconds(r.prefill_s):>11} {prefill:>5.2f}x"
         )
     return "\n".join(lines)
 
@@ -299,6 +306,7 @@ def caution(evaluation: Evaluation) -> str:
 def _main(argv: Sequence[str]) -> None:
     parser = _cli.Parser(prog="twofour.eval", description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
+    _cli.add_device(parser)
     parser.add_argument("--text", help="UTF-8 text file (default Jane Austen's novels)")
     parser.add_argument("--modes", default=",".join(MODES), help="comma-separated modes")
     window = _cli.count("--tokens", 2, 1 << 20)
@@ -324,7 +332,7 @@ def _main(argv: Sequence[str]) -> None:
         show("reading the text")
         words = text.read(options.text)
         show("loading the model")
-        model, tokenizer = models.load(options.model)
+        model, tokenizer = models.load(options.model, device=options.device)
         need = options.skip + options.tokens * options.windows
         result = evaluate(
             model,

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from . import _extras, models
 from ._hf_modes import AUTO, SDPA, Modes, Run, head_modes, head_runs
+from ._hf_pack import Packing
 from .calibration import Calibration, LayerCalibration
 from .errors import InvalidArgumentError, UnsupportedError
 from .ops import attention
@@ -322,6 +323,12 @@ class _Call:
     window: tuple[int, int | None] | None
     mask: Tensor | None
     scale: float | None
+    packing: Packing | None = None
+
+
+def _packs(query: Tensor) -> bool:
+    """Whether padding is taken out instead of masked: the CUDA kernels take no mask."""
+    return query.is_cuda and not torch.compiler.is_compiling()
 
 
 def _describe(
@@ -334,7 +341,7 @@ def _describe(
 ) -> _Call:
     """Turns transformers' conventions into causal, window and mask."""
     rows, keys = query.size(2), key.size(2)
-    window = None
+    window = packing = None
     if isinstance(mask, CausalMask) and mask.shape[3] != keys:
         mask = mask.stored()
     if isinstance(mask, CausalMask):
@@ -344,7 +351,10 @@ def _describe(
             key, value, causal = key[:, :, :seen], value[:, :, :seen], True
             window = None if mask.window is None else (mask.window - 1, None)
             padding = mask.padding
-            mask = None if padding is None else padding[:, None, None, :seen]
+            if padding is not None and _packs(query):
+                packing = mask.packing(seen, rows)
+            masked = padding is not None and packing is None
+            mask = padding[:, None, None, :seen] if masked else None
         else:
             mask, causal = mask.stored(), False
     elif mask is not None:
@@ -353,7 +363,7 @@ def _describe(
         # As in transformers' sdpa: an empty static cache, whose later keys nobody sees yet.
         key, value = key[:, :, :rows], value[:, :, :rows]
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    return _Call(q, k, v, causal, window, mask, scale)
+    return _Call(q, k, v, causal, window, mask, scale, packing)
 
 
 def _run(call: _Call, run: Run, settings: _Settings) -> Tensor:
@@ -367,6 +377,12 @@ def _run(call: _Call, run: Run, settings: _Settings) -> Tensor:
     if calibration is not None:
         calibration = calibration.heads(run.kv_begin, run.kv_end)
     _announce(run.mode, q, k, v, calibration is not None)
+    batch, rows = q.shape[:2]
+    packed: dict[str, Any] = {}
+    if call.packing is not None:
+        q = q.flatten(0, 1)[call.packing.rows]
+        k, v = (t.flatten(0, 1)[call.packing.keys] for t in (k, v))
+        packed = call.packing.options()
     out = attention(
         q,
         k,
@@ -379,10 +395,13 @@ def _run(call: _Call, run: Run, settings: _Settings) -> Tensor:
         calibration=calibration,
         kernel=settings.kernel,
         return_stats=recorder is not None,
+        **packed,
     )
+    out, stats = out if recorder is not None else (out, None)
+    if call.packing is not None:
+        out = call.packing.unpack(out, batch, rows)
     if recorder is None:
         return out
-    out, stats = out
     units, refined, dropped = stats[:3].tolist()
     recorder.units += units
     recorder.refined += refined

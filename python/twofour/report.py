@@ -17,7 +17,7 @@ import torch
 from . import _files, _plots
 from ._fidelity import ROW_BLOCK, exact_rows
 from .calibration import Calibration
-from .eval import REFERENCE, Evaluation, caution, machine, versions
+from .eval import REFERENCE, Evaluation, caution, machine, seconds, versions
 from .ops import trace
 from .sparsity import Sparsity
 
@@ -51,7 +51,7 @@ def report_json(evaluation: Evaluation) -> dict[str, Any]:
         "skip": evaluation.skip,
         "calibration": evaluation.calibration,
         "text": evaluation.text,
-        "machine": machine(),
+        "machine": machine(evaluation.device),
         "versions": versions(),
         "modes": {name: result.figures() for name, result in evaluation.modes.items()},
     }
@@ -125,9 +125,9 @@ def _cells(evaluation: Evaluation) -> str:
             f"{r.top1_pct:.2f} %",
             f"{100 * r.kept_mass:.2f} %" if math.isfinite(r.kept_mass) else "",
             f"{100 * r.refined_share:.1f} %" if "/r" in r.sparsity else "",
-            f"{r.attention_s:.2f} s",
+            seconds(r.attention_s),
             f"{evaluation.ratio(name, 'attention_s'):.2f}x",
-            f"{r.prefill_s:.2f} s",
+            seconds(r.prefill_s),
             f"{evaluation.ratio(name, 'prefill_s'):.2f}x",
         ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
@@ -141,7 +141,7 @@ def page(
     map_image: str = "",
 ) -> str:
     """The report as one HTML page."""
-    where, few = machine(), caution(evaluation)
+    where, few = machine(evaluation.device), caution(evaluation)
     parts = [
         "<h1>twofour: what 2:4 attention costs and gains</h1>",
         f"<p>{html.escape(evaluation.model)}, {evaluation.windows} window(s) of "
