@@ -83,7 +83,9 @@ def _longest_on_cuda(cu_seqlens: Tensor, total: int, given: int | None, name: st
     """As longest_sequence, for offsets that only the kernels see: read here if nobody says."""
     if given is not None:
         return given
-    if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+    if torch.compiler.is_compiling() or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    ):
         raise InvalidArgumentError(
             f"max_seqlen_{name}: expected the longest sequence, since cu_seqlens_{name} is on a "
             "CUDA device and cannot be read under torch.compile or graph capture, got none"

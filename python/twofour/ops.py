@@ -96,7 +96,8 @@ def attention(
 
     Args:
         q: [B, M, Hq, D], or [T, Hq, D] with cu_seqlens; fp32, fp16 or bf16. Any strides; a tensor
-            whose last stride is not 1 is copied.
+            whose last stride is not 1 is copied, on CUDA also one whose address or other strides
+            are no multiples of 16 bytes. On CUDA the call is in the order of the current stream.
         k, v: [B, N, Hkv, D] and [B, N, Hkv, Dv]; Hkv divides Hq.
         mode: "dense", "score", "int8", "dual", "refined", a canonical string such as
             "int8/pair128/s1/l0", a `Sparsity`, or "auto": the first of int8 and score that can run,
@@ -110,7 +111,9 @@ def attention(
         mask: bool, true where a pair may attend; any shape that broadcasts to [B, Hq, M, N],
             whatever the layout.
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1], ascending from 0: packed sequences.
-        max_seqlen_q, max_seqlen_k: the longest of them, if known.
+        max_seqlen_q, max_seqlen_k: the longest of them, if known. On CUDA, whose kernels read the
+            offsets unchecked, a missing one is read here, with a check and a wait for the device;
+            under torch.compile and graph capture both must be given.
         calibration: an object with t_q, t_k [Hkv, D, D] and w [Hkv, D] or None (fp32, contiguous);
             read by the modes with a pruned Query.
         layout: "bmhd", or "bhmd" for PyTorch's order of q, k, v and the output.
