@@ -37,7 +37,10 @@ void require_coverage(const Selection& rows, const std::string& target, Tally* t
   };
   for (const Family& family : rows.families)
     for (const Kernel* row : {family.row, family.twin})
-      if (row != nullptr) require(*row, true);
+      if (row != nullptr) {
+        const KernelConfig& config = row->config;
+        require(*row, config.qk != QKProduct::kExact || config.score != ScorePattern::kNone);
+      }
   if (rows.reference) require(ref::reference_kernel(), false);
 }
 
@@ -95,8 +98,8 @@ Result<std::vector<Device>> chosen_devices(const Options& options) {
 }
 
 int verify(const Options& options) {
-  const bool whole = options.coverage || (options.source.words.empty() &&
-                                          options.source.path.empty() && options.filter.empty());
+  const bool no_choice = options.source.words.empty() && options.source.path.empty();
+  const bool whole = options.coverage || (no_choice && options.filter.empty());
   const Result<std::vector<io::Case>> cases = options.source.load("");
   if (!cases.ok()) return report(cases.status(), options.json);
   const Result<std::vector<Device>> devices = chosen_devices(options);
@@ -110,7 +113,8 @@ int verify(const Options& options) {
                   options.json);
 
   const auto start = std::chrono::steady_clock::now();
-  Json document{{"cases", cases->size()}, {"rows", Json::array()}, {"failures", Json::array()}};
+  std::size_t cases_run = cases->size();
+  Json document{{"cases", cases_run}, {"rows", Json::array()}, {"failures", Json::array()}};
   std::vector<Failure> failures;
   std::int64_t checks = 0;
   for (const Device& device : *devices) {
@@ -119,6 +123,12 @@ int verify(const Options& options) {
     const Selection rows = select_rows(options.filter, device);
     Tally tally;
     for (const io::Case& c : *cases) check_case(c, device, rows, &tally);
+    if (device.kind == DeviceKind::kCuda && no_choice) {
+      const Result<std::vector<io::Case>> more = options.source.load("/cuda");
+      if (!more.ok()) return report(more.status(), options.json);
+      for (const io::Case& c : *more) check_case(c, device, rows, &tally);
+      cases_run += more->size();
+    }
     if (whole) require_coverage(rows, device.arch, &tally);
     for (const auto& [id, row] : tally.rows) checks += row.passed + row.failed;
     for (const Json& row : rows_json(tally, device.arch)) document["rows"].push_back(row);
@@ -132,6 +142,7 @@ int verify(const Options& options) {
                                     {"target", failure.target},
                                     {"case", failure.case_text},
                                     {"message", failure.message}});
+  document["cases"] = cases_run;
   document["seconds"] = seconds;
   document["ok"] = failures.empty() && checks > 0;
   if (options.json) {
@@ -142,7 +153,7 @@ int verify(const Options& options) {
                         failures[i].message, failures[i].case_text));
     if (failures.size() > options.show)
       print(fmt::format("... and {} more (--show)\n", failures.size() - options.show));
-    print(fmt::format("{} cases, {} checks, {} failed, {:.1f} s\n", cases->size(), checks,
+    print(fmt::format("{} cases, {} checks, {} failed, {:.1f} s\n", cases_run, checks,
                       failures.size(), seconds));
   }
   if (checks == 0)
