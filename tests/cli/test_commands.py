@@ -162,3 +162,29 @@ def test_a_full_disk_under_stdout(program):
         result = subprocess.run([program, "info"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 2
     assert result.stderr == "twofour: cannot write the output: No space left on device\n"
+
+
+def test_a_device_is_there_or_the_reason_is_one_line(cli):
+    info = json.loads(cli("info", "--json").stdout)
+    words = ("mode=score", "dtype=fp16", "len=64x64")
+    for command in ("explain", "verify", "bench"):
+        there = info["cuda"] is not None
+        result = cli(command, "--device", "cuda", *words, code=0 if there else 2)
+        if there:
+            assert info["cuda"]["arch"] in result.stdout
+        else:
+            assert result.stderr == f"twofour: {info['cuda_why_not']}\n"
+            assert info["cuda_why_not"].startswith("CUDA")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "cuda:x", "cuda0", "CPU"])
+def test_a_device_has_a_known_name(cli, name):
+    result = cli("explain", "--device", name, "mode=dense", code=2)
+    assert result.stderr == (f"twofour: --device: expected cpu, cuda or cuda:N, got '{name}'\n")
+
+
+def test_the_cpu_can_be_asked_for(cli):
+    plan = json.loads(cli("explain", "--json", "--device", "cpu", "mode=dense").stdout)
+    assert plan["device"]["kind"] == "cpu" and plan["plans"][0]["device"]["kind"] == "cpu"
+    rows = json.loads(cli("verify", "--json", "--device", "cpu", "mode=dense", "len=9x9").stdout)
+    assert {row["kernel"].split(".")[1] for row in rows["rows"]} == {"cpu", "ref"}
