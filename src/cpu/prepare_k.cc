@@ -20,7 +20,8 @@ Result<PreparedK> prepare_k(const AttentionProblem& given, const AttentionArgs& 
             std::string("prepare_k: expected a problem with the int8 product, got ") +
                 to_string(p.sparsity.qk)};
   if (Status status = validate(p); !status.ok()) return status;
-  if (const auto index = cuda::device_of(args.k.data)) return cuda::prepare_k(p, args, *index);
+  if (const auto index = cuda::device_of(args.k, args.cu_seqlens_k))
+    return cuda::prepare_k(p, args, *index);
   if (Status status = check_keys(p, args); !status.ok()) return status;
   const Result<Device> device = cpu_device();
   if (!device.ok()) return device.status();

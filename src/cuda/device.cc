@@ -121,21 +121,28 @@ namespace cuda {
 std::span<const Kernel> attention_kernels() { return sm90::attention_kernels(); }
 
 std::optional<int> device_of(const void* address) {
-  // Without the driver in this process there is no device memory; asking the runtime instead would
+  // Without the driver in this process there is no device memory; asking the runtime at once would
   // load it and make a context.
   void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  if (driver == nullptr) return std::nullopt;
+  if (driver == nullptr || address == nullptr) return std::nullopt;
   using Get = CUresult (*)(void*, CUpointer_attribute, CUdeviceptr);
   const auto get = reinterpret_cast<Get>(dlsym(driver, "cuPointerGetAttribute"));
   const auto pointer = static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(address));
   unsigned type = 0;
-  int index = 0;
-  const bool on_device = get != nullptr &&
-                         get(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer) == CUDA_SUCCESS &&
-                         type == CU_MEMORYTYPE_DEVICE &&
-                         get(&index, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer) == CUDA_SUCCESS;
+  CUresult result = CUDA_ERROR_NOT_FOUND;
+  if (get != nullptr) result = get(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer);
   dlclose(driver);
-  return on_device ? std::optional<int>(index) : std::nullopt;
+  // A thread that has not used CUDA yet has no context to ask; then the driver is in use anyway.
+  const bool of_device = result == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;
+  if (!of_device && result != CUDA_ERROR_INVALID_CONTEXT) return std::nullopt;
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return std::nullopt;
+  }
+  const bool found =
+      attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+  return found ? std::optional<int>(attributes.device) : std::nullopt;
 }
 
 CurrentDevice::CurrentDevice(int index) {

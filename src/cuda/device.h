@@ -15,6 +15,12 @@ std::span<const Kernel> attention_kernels();
 /// initialises the driver.
 std::optional<int> device_of(const void* address);
 
+/// The device of a tensor; where it has no elements and so perhaps no memory, that of the offsets.
+inline std::optional<int> device_of(const ConstTensorView& view, const std::int32_t* cu_seqlens) {
+  const std::optional<int> found = device_of(view.data);
+  return found || cu_seqlens == nullptr ? found : device_of(cu_seqlens);
+}
+
 /// Makes a device current, and on destruction the one that was.
 class CurrentDevice {
  public:

@@ -31,7 +31,7 @@ void take_shapes(AttentionProblem& problem, const AttentionArgs& args) {
 
 Status attention(AttentionProblem problem, const AttentionArgs& args) {
   take_shapes(problem, args);
-  const auto index = cuda::device_of(args.q.data);
+  const auto index = cuda::device_of(args.q, args.cu_seqlens_q);
   const auto device = index ? cuda_device(*index) : cpu_device();
   if (!device.ok()) return device.status();
   const auto chosen = plan(problem, *device);

@@ -9,6 +9,7 @@
 
 #include "compare.h"
 #include "core/half.h"
+#include "cuda/prepare_k.h"
 #include "cuda_call.h"
 
 namespace twofour::tool {
@@ -59,8 +60,9 @@ class CaseCheck {
 
   /// The public prepared K, checked against the numbers it stands for.
   bool prepare() {
-    Result<PreparedK> prepared =
-        prepare_k(case_.problem, on_cuda() ? cuda_->args() : memory_->args);
+    Result<PreparedK> prepared = on_cuda()
+                                     ? cuda::prepare_k(case_.problem, cuda_->args(), device_.index)
+                                     : prepare_k(case_.problem, memory_->args);
     // A device whose rows all refuse the problem; each says so when it is asked.
     if (on_cuda() && prepared.status().code() == Code::kUnsupported) return true;
     if (!prepared.ok()) {
