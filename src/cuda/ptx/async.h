@@ -111,6 +111,19 @@ __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool pred
   return any != 0;
 }
 
+/// True in one lane of the (whole) warp.
+__device__ __forceinline__ bool elect_one() {
+  int elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));

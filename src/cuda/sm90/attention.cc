@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/decisions.h"
 #include "cuda/error.h"
 #include "cuda/prepare/keys.h"
 #include "cuda/sm90/kernels.h"
@@ -46,6 +47,9 @@ struct Workspace {
   float* scale = nullptr;
   float* mean = nullptr;
   float* partial = nullptr;
+  std::uint64_t* kept = nullptr;  // trace, as in Decisions
+  UnitDecision* unit = nullptr;
+  std::int64_t kept_count = 0, unit_count = 0;
   std::size_t bytes = 0;
 
   Workspace(const AttentionProblem& p, const Config& c, void* memory) {
@@ -63,6 +67,13 @@ struct Workspace {
       take(scale, p.heads_kv * max_key_blocks(p));
       take(mean, p.heads_kv * p.batch * c.head_dim);
       take(partial, p.heads_kv * p.batch * mean_chunks(p.seqlen_k) * (c.head_dim + 1));
+    }
+    if (c.trace) {
+      const Decisions d = decisions_shape(p);
+      kept_count = d.heads * d.rows * d.words;
+      unit_count = d.heads * d.rows * d.half_blocks;
+      take(kept, kept_count);
+      take(unit, unit_count);
     }
     bytes += 256;  // to reach a 256-byte boundary
   }
@@ -120,41 +131,76 @@ TensorMapAxis axis(std::int64_t size, std::int64_t stride_bytes, int box) {
           static_cast<std::uint32_t>(box)};
 }
 
+/// K or V as the tensor maps see it.
+struct TensorRows {
+  const void* data;
+  CUtensorMapDataType type;
+  int element;  // bytes
+  std::int64_t channels;
+  int channel_box;
+  std::int64_t rows, row_stride;
+  std::int64_t heads, head_stride;
+  std::int64_t batch, batch_stride;
+  layout::Swizzle swizzle;
+};
+
+Status make_map(CUtensorMap& map, const TensorRows& t, const Config& c) {
+  const TensorMapAxis axes[] = {
+      axis(t.channels, 0, t.channel_box), axis(t.rows, t.element * t.row_stride, c.tile),
+      axis(t.heads, t.element * t.head_stride, 1), axis(t.batch, t.element * t.batch_stride, 1)};
+  return make_tensor_map(map, t.type, t.data, axes, t.swizzle);
+}
+
+/// Rows and their partners, block / 2 further: side by side, or the first ones before all partners.
+/// Only blocks that are wholly inside a sequence are pruned, so that no partner lies beyond.
+Status make_pair_map(CUtensorMap& map, const TensorRows& t, const Config& c, bool side_by_side) {
+  const std::int64_t distance = c.block / 2;
+  const TensorMapAxis partner = axis(2, t.element * t.row_stride * distance, 2);
+  const TensorMapAxis row = axis(t.rows - distance, t.element * t.row_stride, c.tile / 2);
+  const TensorMapAxis axes[] = {axis(t.channels, 0, t.channel_box), side_by_side ? partner : row,
+                                side_by_side ? row : partner,
+                                axis(t.heads, t.element * t.head_stride, 1),
+                                axis(t.batch, t.element * t.batch_stride, 1)};
+  return make_tensor_map(map, t.type, t.data, axes, t.swizzle);
+}
+
 Status make_maps(Params& params, const Launch& launch, const Config& c, const Workspace& w) {
   const AttentionProblem& p = launch.problem;
   const auto type =
       p.dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const std::int64_t keys = p.packed ? p.total_k : p.seqlen_k;
   const std::int64_t batch = p.packed ? 1 : p.batch;
-  const int half = c.tile / 2;
   Rows k = rows_view(launch.args.k, p.packed);
   Rows v = rows_view(launch.args.v, p.packed);
   // Without keys nothing is read, but a map must point somewhere.
   if (k.data == nullptr) k.data = w.next_item;
   if (v.data == nullptr) v.data = w.next_item;
-  Status status;
+  TensorRows keys_of_call{k.data, type,       2,      p.head_dim, 64,      keys,
+                          k.row,  p.heads_kv, k.head, batch,      k.batch, layout::Swizzle::k128B};
   if (c.qk == QKProduct::kInt8) {
     const std::int64_t all = rows_of(p, false);
-    const TensorMapAxis axes[] = {axis(c.head_dim, 0, c.head_dim), axis(all, c.head_dim, half),
-                                  axis(p.heads_kv, all * c.head_dim, 1), axis(1, 0, 1)};
-    status = make_tensor_map(params.k, CU_TENSOR_MAP_DATA_TYPE_UINT8, w.codes, axes,
-                             c.head_dim == 64 ? layout::Swizzle::k64B : layout::Swizzle::k128B);
-  } else {
-    const TensorMapAxis axes[] = {axis(p.head_dim, 0, 64), axis(keys, 2 * k.row, half),
-                                  axis(p.heads_kv, 2 * k.head, 1), axis(batch, 2 * k.batch, 1)};
-    status = make_tensor_map(params.k, type, k.data, axes, layout::Swizzle::k128B);
+    keys_of_call = {w.codes,
+                    CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                    1,
+                    c.head_dim,
+                    c.head_dim,
+                    all,
+                    c.head_dim,
+                    p.heads_kv,
+                    all * c.head_dim,
+                    1,
+                    0,
+                    c.head_dim == 64 ? layout::Swizzle::k64B : layout::Swizzle::k128B};
   }
-  if (!status.ok()) return status;
-  const TensorMapAxis natural[] = {axis(p.head_dim_v, 0, 64), axis(keys, 2 * v.row, half),
-                                   axis(p.heads_kv, 2 * v.head, 1), axis(batch, 2 * v.batch, 1)};
-  status = make_tensor_map(params.v, type, v.data, natural, layout::Swizzle::k128B);
-  if (!status.ok() || c.score != ScorePattern::kPair) return status;
-  // Only blocks that are wholly inside a sequence are pruned, so that no partner lies beyond.
-  const std::int64_t distance = c.block / 2;
-  const TensorMapAxis pairs[] = {axis(p.head_dim_v, 0, 64), axis(2, 2 * v.row * distance, 2),
-                                 axis(std::max<std::int64_t>(keys - distance, 1), 2 * v.row, half),
-                                 axis(p.heads_kv, 2 * v.head, 1), axis(batch, 2 * v.batch, 1)};
-  return make_tensor_map(params.v_pair, type, v.data, pairs, layout::Swizzle::k128B);
+  const TensorRows values_of_call{v.data, type,  2,       p.head_dim_v,
+                                  64,     keys,  v.row,   p.heads_kv,
+                                  v.head, batch, v.batch, layout::Swizzle::k128B};
+  Status status = make_map(params.k, keys_of_call, c);
+  if (status.ok()) status = make_map(params.v, values_of_call, c);
+  if (c.score != ScorePattern::kPair) return status;
+  if (status.ok()) status = make_pair_map(params.k_pair, keys_of_call, c, false);
+  if (status.ok()) status = make_pair_map(params.v_pair, values_of_call, c, true);
+  return status;
 }
 
 Params make_params(const Launch& launch, const Workspace& w) {
@@ -191,12 +237,38 @@ Params make_params(const Launch& launch, const Workspace& w) {
   params.key_mean = w.mean;
   params.total_key_blocks = max_key_blocks(p);
   params.next_item = w.next_item;
+  constexpr float kLog2e = 1.44269504088896341f;
+  params.refine_log2 = p.sparsity.refine.value_or(0.0f) * kLog2e;
+  params.drop_log2 = p.sparsity.drop.value_or(0.0f) * kLog2e;
+  params.stats = reinterpret_cast<unsigned long long*>(launch.args.stats);
+  if (p.trace) {
+    const Decisions d = decisions_shape(p);
+    params.kept = reinterpret_cast<unsigned long long*>(w.kept);
+    params.unit = reinterpret_cast<unsigned char*>(w.unit);
+    params.rows = d.rows;
+    params.words = d.words;
+    params.half_blocks = d.half_blocks;
+  }
   return params;
 }
 
+Status clear(void* memory, std::size_t bytes, cudaStream_t stream) {
+  return to_status(cudaMemsetAsync(memory, 0, bytes, stream), "clearing memory");
+}
+
+Status clear_stats(const Launch& launch, cudaStream_t stream) {
+  if (launch.args.stats == nullptr) return {};
+  static_assert(sizeof(AttentionStats) == 5 * sizeof(std::int64_t));
+  return clear(launch.args.stats, sizeof(AttentionStats), stream);
+}
+
 Status prepare(const Launch& launch, const Config& c, const Workspace& w, cudaStream_t stream) {
-  Status status = to_status(cudaMemsetAsync(w.next_item, 0, sizeof(*w.next_item), stream),
-                            "clearing the work counter");
+  Status status = clear(w.next_item, sizeof(*w.next_item), stream);
+  if (status.ok()) status = clear_stats(launch, stream);
+  if (status.ok() && c.trace)
+    status = clear(w.kept, static_cast<std::size_t>(w.kept_count) * sizeof(*w.kept), stream);
+  if (status.ok() && c.trace)
+    status = clear(w.unit, static_cast<std::size_t>(w.unit_count) * sizeof(*w.unit), stream);
   if (!status.ok()) return status;
   const Sequences sequences = sequences_of(launch, w);
   if (sequences.packed) {
@@ -207,11 +279,27 @@ Status prepare(const Launch& launch, const Config& c, const Workspace& w, cudaSt
   return quantise_keys(sequences, keys_of(launch, c, w), stream);
 }
 
+/// Debugging rows wait for the device: their decisions are the host's.
+Status read_decisions(Decisions& decisions, const Workspace& w, cudaStream_t stream) {
+  Status status =
+      to_status(cudaMemcpyAsync(decisions.kept.data(), w.kept,
+                                static_cast<std::size_t>(w.kept_count) * sizeof(*w.kept),
+                                cudaMemcpyDefault, stream),
+                "reading decisions");
+  if (!status.ok()) return status;
+  status = to_status(cudaMemcpyAsync(decisions.unit.data(), w.unit,
+                                     static_cast<std::size_t>(w.unit_count) * sizeof(*w.unit),
+                                     cudaMemcpyDefault, stream),
+                     "reading decisions");
+  if (!status.ok()) return status;
+  return to_status(cudaStreamSynchronize(stream), "reading decisions");
+}
+
 Status launch(const Kernel& kernel, const Launch& launch) {
   const AttentionProblem& p = launch.problem;
   const Config& c = config_of(kernel);
   const auto stream = static_cast<cudaStream_t>(launch.stream);
-  if (rows_of(p, true) == 0) return {};
+  if (rows_of(p, true) == 0) return clear_stats(launch, stream);
   const auto address = reinterpret_cast<std::uintptr_t>(launch.workspace);
   const Workspace w(p, c, reinterpret_cast<void*>((address + 255) & ~std::uintptr_t{255}));
   Params params = make_params(launch, w);
@@ -229,9 +317,11 @@ Status launch(const Kernel& kernel, const Launch& launch) {
   const auto grid = static_cast<unsigned>(
       std::clamp<std::int64_t>(items, 1, std::max(launch.device.multiprocessors, 1)));
   void* arguments[] = {&params};
-  return to_status(cudaLaunchKernel(compiled_row.kernel, dim3(grid), dim3(kThreads), arguments,
-                                    static_cast<std::size_t>(compiled_row.shared_bytes), stream),
-                   kernel.id.c_str());
+  status = to_status(cudaLaunchKernel(compiled_row.kernel, dim3(grid), dim3(kThreads), arguments,
+                                      static_cast<std::size_t>(compiled_row.shared_bytes), stream),
+                     kernel.id.c_str());
+  if (!status.ok() || !c.trace) return status;
+  return read_decisions(*launch.args.decisions, w, stream);
 }
 
 std::string why_not(const Kernel& kernel, const AttentionProblem& p, const Device& device) {
@@ -285,7 +375,7 @@ std::size_t workspace(const Kernel& kernel, const AttentionProblem& p, const Dev
   return Workspace(p, config_of(kernel), nullptr).bytes;
 }
 
-std::vector<Kernel> make_rows() {
+std::vector<Kernel> make_kernels() {
   std::vector<Kernel> all;
   for (const Config& c : kRows) {
     Kernel row;
@@ -307,7 +397,7 @@ std::vector<Kernel> make_rows() {
 }  // namespace
 
 std::span<const Kernel> attention_kernels() {
-  static const std::vector<Kernel> rows = make_rows();
+  static const std::vector<Kernel> rows = make_kernels();
   return rows;
 }
 

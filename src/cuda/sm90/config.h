@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <cstdint>
 
 #include "layout/schedule.h"
@@ -31,17 +32,53 @@ struct Config {
 /// The rows of the registry, in its order. A kernel is compiled for each: its number is the
 /// template argument (a structure as such an argument of a __global__ function trips nvcc with g++
 /// 12).
-inline constexpr Config kRows[] = {
-    {DType::kF16, 128, QKProduct::kNm24, ScorePattern::kPair, 192, 96, 3},
-    {DType::kF16, 128, QKProduct::kInt8, ScorePattern::kPair, 192, 96, 4},
-    {DType::kF16, 128, QKProduct::kExact, ScorePattern::kPair, 192, 96, 3},
-    {DType::kF16, 128, QKProduct::kExact, ScorePattern::kNone, 192, 64, 4},
-    {DType::kF16, 64, QKProduct::kNm24, ScorePattern::kPair, 128, 128, 4},
-    {DType::kF16, 64, QKProduct::kInt8, ScorePattern::kPair, 128, 128, 4},
-    {DType::kF16, 64, QKProduct::kExact, ScorePattern::kPair, 128, 128, 4},
-    {DType::kF16, 64, QKProduct::kExact, ScorePattern::kNone, 128, 128, 4},
+struct Variant {
+  QKProduct qk;
+  ScorePattern score;
+  bool refine = false;
+  bool drop = false;
 };
-inline constexpr int kRowCount = sizeof(kRows) / sizeof(kRows[0]);
+inline constexpr Variant kVariants[] = {
+    {QKProduct::kExact, ScorePattern::kNone},
+    {QKProduct::kExact, ScorePattern::kPair},
+    {QKProduct::kInt8, ScorePattern::kPair},
+    {QKProduct::kNm24, ScorePattern::kPair},
+    {QKProduct::kNm24, ScorePattern::kPair, true},
+    {QKProduct::kExact, ScorePattern::kPair, false, true},
+    {QKProduct::kInt8, ScorePattern::kPair, false, true},
+    {QKProduct::kNm24, ScorePattern::kPair, true, true},
+};
+
+constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool trace) {
+  Config c{dtype, head_dim, v.qk, v.score};
+  c.refine = v.refine;
+  c.drop = v.drop;
+  c.trace = trace;
+  c.block = default_block(head_dim);
+  // Registers: O takes head_dim / 2, the scores of a step tile / 2 (docs/kernels/sm90.md).
+  if (head_dim == 64) {
+    c.tile = c.decides() ? 64 : 128;
+    c.stages = c.decides() ? 6 : 4;
+  } else {
+    c.tile = v.score == ScorePattern::kNone ? 64 : 96;
+    c.stages = v.qk == QKProduct::kInt8 || v.score == ScorePattern::kNone ? 4 : 3;
+  }
+  return c;
+}
+
+inline constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
+inline constexpr int kRowCount = 8 * kVariantCount;
+
+constexpr std::array<Config, kRowCount> make_rows() {
+  std::array<Config, kRowCount> rows{};
+  int n = 0;
+  for (const bool trace : {false, true})
+    for (const DType dtype : {DType::kF16, DType::kBF16})
+      for (const int head_dim : {128, 64})
+        for (const Variant& v : kVariants) rows[n++] = make_config(dtype, head_dim, v, trace);
+  return rows;
+}
+inline constexpr std::array<Config, kRowCount> kRows = make_rows();
 
 inline constexpr int kWarpgroups = 3;  // of consumers; each has 64 rows of the row block
 inline constexpr int kThreads = 128 * (kWarpgroups + 1);
@@ -57,9 +94,11 @@ struct Rows {
 
 /// One call. Sequences of a packed call are found through the two prefix arrays.
 struct Params {
-  CUtensorMap k;       // {D, N, Hkv, B}, box of half a tile by 64 channels (int8: all channels)
-  CUtensorMap v;       // {D, N, Hkv, B}, the same box
-  CUtensorMap v_pair;  // {D, 2, N - distance, Hkv, B}: key r and its partner side by side
+  // Boxes are a tile of keys by 64 channels, for int8 codes all channels.
+  CUtensorMap k;       // {D, N, Hkv, B}
+  CUtensorMap k_pair;  // {D, N - distance, 2, Hkv, B}: first keys, then their partners
+  CUtensorMap v;       // {D, N, Hkv, B}
+  CUtensorMap v_pair;  // {D, 2, N - distance, Hkv, B}: each key beside its partner
   Rows q;
   Rows o;
   float* lse;  // [B,Hq,M] by strides, or null

@@ -1,7 +1,6 @@
-// Compiles the rows of one head_dim: a translation unit each, so that they compile side by side.
+// Compiles the rows that a file is for.
 #pragma once
 
-#include <array>
 #include <utility>
 
 #include "cuda/sm90/attention.cuh"
@@ -9,23 +8,24 @@
 
 namespace twofour::cuda::sm90 {
 
-template <int kRow, int kHeadDim>
+/// `Chosen` is a constexpr predicate of a Config; other rows stay null.
+template <auto kChosen, int kRow>
 Compiled compile_row() {
-  if constexpr (kRows[kRow].head_dim == kHeadDim)
+  if constexpr (kChosen(kRows[kRow]))
     return {reinterpret_cast<const void*>(&attention_kernel<kRow>),
             Shared<kRows[kRow]>::kAllocated};
   else
     return {};
 }
 
-template <int kHeadDim, int... kRow>
+template <auto kChosen, int... kRow>
 std::array<Compiled, kRowCount> compile_rows(std::integer_sequence<int, kRow...>) {
-  return {compile_row<kRow, kHeadDim>()...};
+  return {compile_row<kChosen, kRow>()...};
 }
 
-template <int kHeadDim>
+template <auto kChosen>
 Compiled compiled_row(int row) {
-  static const auto rows = compile_rows<kHeadDim>(std::make_integer_sequence<int, kRowCount>());
+  static const auto rows = compile_rows<kChosen>(std::make_integer_sequence<int, kRowCount>());
   return rows[row];
 }
 

@@ -16,7 +16,10 @@ inline constexpr int kItemSlots = 2;
 struct Item {
   int b, head, kv_head;  // b < 0: no more items
   int seqlen_q, seqlen_k;
-  int first_row_q, first_row_k;        // of the sequence in packed memory, else 0
+  int first_row_q;         // of the sequence in packed memory, else 0
+  int key_row, key_batch;  // where its keys start, in the coordinates of the tensor maps
+  int value_row, value_batch;
+  int trace_row;                       // first row of the sequence in the numbering of Decisions
   int position;                        // of row 0 of the sequence
   int row_block;                       // positions 192 * row_block and on
   int first_key_block;                 // of the sequence among all, for the scales of int8
@@ -91,14 +94,22 @@ __device__ inline Item make_item(const Params& p, const Config& c, int index, in
     item.b = low;
     rank -= p.row_blocks[low];
     item.first_row_q = p.cu_seqlens_q[low];
-    item.first_row_k = p.cu_seqlens_k[low];
+    item.trace_row = item.first_row_q;
+    item.key_row = item.value_row = p.cu_seqlens_k[low];
+    item.key_batch = item.value_batch = 0;
     item.seqlen_q = p.cu_seqlens_q[low + 1] - item.first_row_q;
-    item.seqlen_k = p.cu_seqlens_k[low + 1] - item.first_row_k;
+    item.seqlen_k = p.cu_seqlens_k[low + 1] - item.key_row;
     item.first_key_block = p.key_blocks[low];
   } else {
     item.b = rank % p.batch;
     rank /= p.batch;
-    item.first_row_q = item.first_row_k = 0;
+    item.first_row_q = 0;
+    item.trace_row = item.b * p.seqlen_q;
+    item.value_row = 0;
+    item.value_batch = item.b;
+    // int8 codes are numbered through the whole call.
+    item.key_row = c.qk == QKProduct::kInt8 ? item.b * p.seqlen_k : 0;
+    item.key_batch = c.qk == QKProduct::kInt8 ? 0 : item.b;
     item.seqlen_q = p.seqlen_q;
     item.seqlen_k = p.seqlen_k;
     item.first_key_block = item.b * static_cast<int>(layout::ceil_div(p.seqlen_k, c.block));

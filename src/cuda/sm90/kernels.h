@@ -6,15 +6,24 @@
 namespace twofour::cuda::sm90 {
 
 struct Compiled {
-  const void* kernel = nullptr;  // attention_kernel<row>; null: the row is of another head_dim
+  const void* kernel = nullptr;  // attention_kernel<row>; null: the row is in another file
   int shared_bytes = 0;
 };
 
-Compiled compiled_d64(int row);
-Compiled compiled_d128(int row);
+// A file each, so that they compile side by side.
+Compiled compiled_fp16_d64(int row);
+Compiled compiled_fp16_d128(int row);
+Compiled compiled_bf16_d64(int row);
+Compiled compiled_bf16_d128(int row);
+Compiled compiled_fp16_trace(int row);
+Compiled compiled_bf16_trace(int row);
 
 inline Compiled compiled(int row) {
-  return kRows[row].head_dim == 64 ? compiled_d64(row) : compiled_d128(row);
+  const Config& c = kRows[row];
+  const bool fp16 = c.dtype == DType::kF16;
+  if (c.trace) return fp16 ? compiled_fp16_trace(row) : compiled_bf16_trace(row);
+  if (c.head_dim == 64) return fp16 ? compiled_fp16_d64(row) : compiled_bf16_d64(row);
+  return fp16 ? compiled_fp16_d128(row) : compiled_bf16_d128(row);
 }
 
 }  // namespace twofour::cuda::sm90

@@ -1,4 +1,4 @@
-// The producer: one thread that hands out items and keeps the K and V rings full.
+// The producer warps: one hands out items, one keeps the ring of K full, one the ring of V.
 #pragma once
 
 #include "cuda/ptx/async.h"
@@ -7,97 +7,123 @@
 
 namespace twofour::cuda::sm90 {
 
-template <Config c>
-struct Producer {
+/// Walks over the steps of every item in the order of the consumers and calls
+/// step(item, keys, fast) for each; whole warp.
+template <Config c, class Step>
+__device__ __forceinline__ void feed(unsigned char* memory, std::uint32_t shared, Step&& step) {
   using S = Shared<c>;
-  const Params& p;
-  std::uint32_t shared;
-  Ring<c.stages> keys, values;
-
-  __device__ __forceinline__ void load_keys(const Item& item, StepKeys key) {
-    const std::uint32_t full = shared + S::key_full(keys.stage);
-    ptx::mbarrier_wait(shared + S::key_empty(keys.stage), keys.parity ^ 1);
-    ptx::mbarrier_arrive_expect_tx(full, S::Key::kTileBytes);
-    constexpr int kBox = c.tile / 2 * S::Key::kRowBytes;
-    const std::uint32_t at = shared + S::kKeys + keys.stage * S::Key::kTileBytes;
-    // int8 codes are numbered through the whole call: {D, rows, Hkv, 1}.
-    const int row = is_int8(c) && !p.packed ? item.b * p.seqlen_k : item.first_row_k;
-    const int b = is_int8(c) || p.packed ? 0 : item.b;
-#pragma unroll
-    for (int panel = 0; panel < S::kKeyPanels; ++panel) {
-      const std::uint32_t to = at + panel * S::Key::kPanelBytes;
-      ptx::tma_load(to, p.k, full, 64 * panel, row + key.first, item.kv_head, b);
-      ptx::tma_load(to + kBox, p.k, full, 64 * panel, row + key.second, item.kv_head, b);
-    }
-    keys.next();
-  }
-
-  __device__ __forceinline__ void load_values(const Item& item, StepKeys key, bool pairs) {
-    const std::uint32_t full = shared + S::value_full(values.stage);
-    ptx::mbarrier_wait(shared + S::value_empty(values.stage), values.parity ^ 1);
-    ptx::mbarrier_arrive_expect_tx(full, S::Value::kTileBytes);
-    constexpr int kBox = c.tile / 2 * S::Value::kRowBytes;
-    const std::uint32_t at = shared + S::kValues + values.stage * S::Value::kTileBytes;
-    const int b = p.packed ? 0 : item.b;
-#pragma unroll
-    for (int panel = 0; panel < S::kValuePanels; ++panel) {
-      const std::uint32_t to = at + panel * S::Value::kPanelBytes;
-      if (pairs) {
-        ptx::tma_load(to, p.v_pair, full, 64 * panel, 0, item.first_row_k + key.first, item.kv_head,
-                      b);
-      } else {
-        ptx::tma_load(to, p.v, full, 64 * panel, item.first_row_k + key.first, item.kv_head, b);
-        ptx::tma_load(to + kBox, p.v, full, 64 * panel, item.first_row_k + key.second, item.kv_head,
-                      b);
+  constexpr int kStepsPerBlock = c.block / c.tile;
+  const auto* slots = reinterpret_cast<const Item*>(memory + S::kItems);
+  Ring<kItemSlots> ring;
+  while (true) {
+    ptx::mbarrier_wait(shared + S::item_full(ring.stage), ring.parity);
+    const Item& item = slots[ring.stage];
+    if (item.b < 0) return;
+    const int plain = item.plain_blocks();
+    for (int i = 0; i < plain; ++i) {
+      const int block = item.plain_block(i);
+#pragma unroll 1
+      for (int half = 0; half < kStepsPerBlock; ++half) {
+        const StepKeys key = plain_step(c, block, half);
+        if (is_live(c, item, key)) step(item, key.first, false);
       }
     }
-    values.next();
-  }
-
-  __device__ void feed(const Item& item) {
-    constexpr int kStepsPerBlock = c.block / c.tile;
-    const int plain = item.plain_blocks() * kStepsPerBlock;
-    for (int i = 0; i < plain; ++i) {
-      const StepKeys key =
-          sm90::plain_step(c, item.plain_block(i / kStepsPerBlock), i % kStepsPerBlock);
-      if (!is_live(c, item, key)) continue;
-      load_keys(item, key);
-      load_values(item, key, false);
+#pragma unroll 1
+    for (int run = 0; run < 2; ++run) {
+      const int end = item.pruned_end[run];
+#pragma unroll 1
+      for (int block = item.pruned_begin[run]; block < end; ++block)
+#pragma unroll 1
+        for (int half = 0; half < kStepsPerBlock; ++half)
+          step(item, fast_step(c, block, half).first, true);
     }
-    const int fast = item.fast_blocks() * kStepsPerBlock;
-    for (int i = 0; i < fast; ++i) {
-      const StepKeys key = fast_step(c, item.fast_block(i / kStepsPerBlock), i % kStepsPerBlock);
-      load_keys(item, key);
-      load_values(item, key, c.score == ScorePattern::kPair);
-    }
+    __syncwarp();
+    if (ptx::elect_one()) ptx::mbarrier_arrive(shared + S::item_empty(ring.stage));
+    ring.next();
   }
-};
+}
 
-/// Runs until the work counter has passed the last item.
 template <Config c>
-__device__ void produce(const Params& p, unsigned char* memory, std::uint32_t shared) {
+__device__ __forceinline__ void feed_keys(const Params& p, unsigned char* memory,
+                                          std::uint32_t shared) {
   using S = Shared<c>;
-  ptx::prefetch_tensor_map(p.k);
-  ptx::prefetch_tensor_map(p.v);
-  if (c.score == ScorePattern::kPair) ptx::prefetch_tensor_map(p.v_pair);
-  Producer<c> producer{p, shared, {}, {}};
+  if (ptx::elect_one()) {
+    ptx::prefetch_tensor_map(p.k);
+    if (c.score == ScorePattern::kPair) ptx::prefetch_tensor_map(p.k_pair);
+  }
+  Ring<c.stages> ring;
+  feed<c>(memory, shared, [&](const Item& item, int first, bool fast) {
+    const std::uint32_t full = shared + S::key_full(ring.stage);
+    const std::uint32_t at = shared + S::kKeys + ring.stage * S::Key::kTileBytes;
+    ptx::mbarrier_wait(shared + S::key_empty(ring.stage), ring.parity ^ 1);
+    if (ptx::elect_one()) {
+      ptx::mbarrier_arrive_expect_tx(full, S::Key::kTileBytes);
+#pragma unroll
+      for (int panel = 0; panel < S::kKeyPanels; ++panel) {
+        const std::uint32_t to = at + panel * S::Key::kPanelBytes;
+        if (fast && c.score == ScorePattern::kPair)
+          ptx::tma_load(to, p.k_pair, full, 64 * panel, item.key_row + first, 0, item.kv_head,
+                        item.key_batch);
+        else
+          ptx::tma_load(to, p.k, full, 64 * panel, item.key_row + first, item.kv_head,
+                        item.key_batch);
+      }
+    }
+    __syncwarp();
+    ring.next();
+  });
+}
+
+template <Config c>
+__device__ __forceinline__ void feed_values(const Params& p, unsigned char* memory,
+                                            std::uint32_t shared) {
+  using S = Shared<c>;
+  if (ptx::elect_one()) {
+    ptx::prefetch_tensor_map(p.v);
+    if (c.score == ScorePattern::kPair) ptx::prefetch_tensor_map(p.v_pair);
+  }
+  Ring<c.stages> ring;
+  feed<c>(memory, shared, [&](const Item& item, int first, bool fast) {
+    const std::uint32_t full = shared + S::value_full(ring.stage);
+    const std::uint32_t at = shared + S::kValues + ring.stage * S::Value::kTileBytes;
+    ptx::mbarrier_wait(shared + S::value_empty(ring.stage), ring.parity ^ 1);
+    if (ptx::elect_one()) {
+      ptx::mbarrier_arrive_expect_tx(full, S::Value::kTileBytes);
+#pragma unroll
+      for (int panel = 0; panel < S::kValuePanels; ++panel) {
+        const std::uint32_t to = at + panel * S::Value::kPanelBytes;
+        if (fast && c.score == ScorePattern::kPair)
+          ptx::tma_load(to, p.v_pair, full, 64 * panel, 0, item.value_row + first, item.kv_head,
+                        item.value_batch);
+        else
+          ptx::tma_load(to, p.v, full, 64 * panel, item.value_row + first, item.kv_head,
+                        item.value_batch);
+      }
+    }
+    __syncwarp();
+    ring.next();
+  });
+}
+
+/// Takes items off the work counter, one ahead of those who work on them.
+template <Config c>
+__device__ __forceinline__ void hand_out_items(const Params& p, unsigned char* memory,
+                                               std::uint32_t shared) {
+  using S = Shared<c>;
   const int row_blocks = total_row_blocks(p);
   const int items = row_blocks * p.heads_q;
-  Ring<kItemSlots> slots;
-  int index = atomicAdd(p.next_item, 1);
+  Ring<kItemSlots> ring;
   while (true) {
-    const bool done = index >= items;
-    ptx::mbarrier_wait(shared + S::item_empty(slots.stage), slots.parity ^ 1);
-    Item& item = reinterpret_cast<Item*>(memory + S::kItems)[slots.stage];
-    if (done)
-      item.b = -1;
-    else
+    const int index = atomicAdd(p.next_item, 1);
+    ptx::mbarrier_wait(shared + S::item_empty(ring.stage), ring.parity ^ 1);
+    Item& item = reinterpret_cast<Item*>(memory + S::kItems)[ring.stage];
+    if (index < items)
       item = make_item(p, c, index, row_blocks);
-    ptx::mbarrier_arrive(shared + S::item_full(slots.stage));
-    if (done) return;
-    index = atomicAdd(p.next_item, 1);
-    producer.feed(item);
-    slots.next();
+    else
+      item.b = -1;
+    ptx::mbarrier_arrive(shared + S::item_full(ring.stage));
+    if (index >= items) return;
+    ring.next();
   }
 }
 

@@ -1,0 +1,348 @@
+// One consumer warpgroup over the key blocks of its 64 rows: plain steps, then fast ones.
+#pragma once
+
+#include "cuda/sm90/query.h"
+#include "cuda/sm90/softmax.h"
+#include "cuda/sm90/trace.h"
+
+namespace twofour::cuda::sm90 {
+
+template <Config c>
+struct RowBlock : Softmax<c> {
+  using Base = Softmax<c>;
+  using Softmax<c>::Softmax;
+  using Base::factor;
+  using Base::kKept;
+  using Base::kOut;
+  using Base::kPairs;
+  using Base::kScores;
+  using Base::kStepsPerBlock;
+  using Base::l;
+  using Base::lane;
+  using Base::m;
+  using Base::memory;
+  using Base::o;
+  using Base::p;
+  using Base::shared;
+  using Base::warp;
+  using Base::warpgroup;
+  using typename Base::S;
+  using typename Base::Score;
+
+  int row;               // of the row block: row g of this thread
+  float seen[2];         // of units that decide: the largest score before, log2 units
+  int refined, dropped;  // units of this item
+
+  // ---- plain ------------------------------------------------------------------------------------
+
+  /// Values of keys that no row of the row block sees must not matter, and 0 * NaN would.
+  __device__ __forceinline__ void clear_dead_values(const Item& item, StepKeys key) {
+    if (key.first >= item.live_begin && key.first + c.tile <= item.live_end) return;
+    constexpr int kChunks = c.head_dim / 8;
+    const std::uint32_t at = shared + S::kValues + this->value_ring.stage * S::Value::kTileBytes;
+    for (int i = threadIdx.x % (128 * kWarpgroups); i < c.tile * kChunks; i += 128 * kWarpgroups) {
+      const int r = i / kChunks;
+      if (key.first + r >= item.live_begin && key.first + r < item.live_end) continue;
+      store_shared(at + S::Value::offset({r, 8 * (i % kChunks)}), make_uint4(0, 0, 0, 0));
+    }
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(kBarrierConsumers, 128 * kWarpgroups);
+  }
+
+  /// Keys that row g + 8 h of this thread sees.
+  __device__ __forceinline__ layout::KeyRange live_keys(const Item& item, int h) const {
+    return schedule_shape(p, c, item.seqlen_k).live_keys(item.position_of(row + 8 * h));
+  }
+
+  /// Scores of a plain step in log2 units, dead ones -inf.
+  __device__ __forceinline__ void masked(float (&x)[kScores], const Score (&s)[kScores],
+                                         const float (&f)[2], const Item& item, StepKeys key) {
+    const layout::KeyRange live[2] = {live_keys(item, 0), live_keys(item, 1)};
+    const int first = key.first + layout::quad_lane(lane) * 2;
+    const int begin[2] = {static_cast<int>(live[0].begin) - first,
+                          static_cast<int>(live[1].begin) - first};
+    const int end[2] = {static_cast<int>(live[0].end) - first,
+                        static_cast<int>(live[1].end) - first};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int h = i / 2 % 2, j = i / 4 * 8 + i % 2;
+      x[i] = j >= begin[h] && j < end[h] ? this->raw(s[i]) * f[h] : -INFINITY;
+      if constexpr (c.trace)
+        if (j >= begin[h] && j < end[h]) Trace<c>{p, item, row, lane}.keep_plain(i, key.first);
+    }
+  }
+
+  __device__ __forceinline__ void plain(const Item& item, int block, StepKeys key) {
+    this->wait_key();
+    Score s[kScores];
+    this->issue_full_scores(s);
+    float f[2];
+    this->key_factor(f, item, block);
+    ptx::wgmma_wait<0>();
+    this->release_key();
+
+    float x[kScores];
+    masked(x, s, f, item, key);
+    float largest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) largest[i / 2 % 2] = ptx::max_nan(largest[i / 2 % 2], x[i]);
+    for (int h = 0; h < 2; ++h) {
+      largest[h] = this->quad_max(largest[h]);
+      if constexpr (c.decides()) seen[h] = ptx::max_nan(seen[h], largest[h]);
+      if (!(largest[h] < m[h]))
+        this->move_reference(h, largest[h] == -INFINITY ? m[h] : floorf(largest[h]) + 1);
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) x[i] -= this->reference(i / 2 % 2);
+    std::uint32_t prob[kScores / 2];
+    this->exponentials(prob, x);
+    this->wait_value();
+    clear_dead_values(item, key);
+    this->issue_dense_values(prob);
+    ptx::wgmma_wait<0>();
+    this->release_value();
+  }
+
+  // ---- fast -------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void trace_fast(const Item& item, int step, layout::WordPair own,
+                                             UnitDecision decision) const {
+    if constexpr (c.trace) {
+      const int block = item.fast_block(step / kStepsPerBlock), half = step % kStepsPerBlock;
+      const Trace<c> trace{p, item, row, lane};
+      if (decision != UnitDecision::kDropped) trace.keep_fast(fast_step(c, block, half), own);
+      if constexpr (kPairs) trace.decide(block, half, decision);
+    }
+  }
+
+  /// In flight together: the scores of a step and the values of the one before, whose pruning and
+  /// exponentials overlap with other warpgroups' products.
+  __device__ __forceinline__ void fast(const Item& item) {
+    const int steps = item.fast_blocks() * kStepsPerBlock;
+    if (steps == 0) return;
+    Score s[kScores];
+    float x[kKept], f[2];
+    Probabilities<c> prob;
+    std::uint32_t received = 0;
+    layout::WordPair own{};
+    this->wait_key();
+    this->issue_pruned_scores(s);
+    this->key_factor(f, item, item.fast_block(0));
+    ptx::wgmma_wait<0>();
+    this->release_key();
+    layout::WordPair words = this->prune(s, received, own);
+    trace_fast(item, 0, own, UnitDecision::kPruned);
+    this->raise_reference(x, s, f);
+    this->finish_metadata(prob.metadata, words, received);
+    this->exponentials(prob.packed, x);
+#pragma unroll 1
+    for (int step = 1; step < steps; ++step) {
+      this->wait_key();
+      this->await_turn();
+      this->issue_pruned_scores(s);
+      this->wait_value();
+      this->issue_values(prob);
+      this->pass_turn();
+      if constexpr (is_int8(c)) this->key_factor(f, item, item.fast_block(step / kStepsPerBlock));
+      ptx::wgmma_wait<1>();
+      this->release_key();
+      words = this->prune(s, received, own);
+      trace_fast(item, step, own, UnitDecision::kPruned);
+      this->exponents(x, s, f);
+#ifdef FORCE
+      if (__any_sync(~0u, this->any_beyond(x) || (kPairs && (words.lo == 0 || words.hi == 0)))) {
+        ptx::wgmma_wait<0>();
+        this->raise_reference(x, s, f);
+      }
+      ptx::wgmma_wait<0>();
+      this->release_value();
+#else
+      const bool beyond = __any_sync(~0u, this->any_beyond(x));
+      ptx::wgmma_wait<0>();
+      this->release_value();
+      if (beyond) this->raise_reference(x, s, f);
+#endif
+      this->finish_metadata(prob.metadata, words, received);
+      this->exponentials(prob.packed, x);
+    }
+    this->wait_value();
+    this->issue_values(prob);
+    ptx::wgmma_wait<0>();
+    this->release_value();
+  }
+
+  // ---- units that decide ------------------------------------------------------------------------
+
+  /// True when some existing row of the unit has reached its running maximum less `nats`; NaN has.
+  __device__ __forceinline__ bool reaches(const bool (&exists)[2], const float (&largest)[2],
+                                          float log2_units) const {
+    bool any = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) any |= exists[h] && !(largest[h] < seen[h] - log2_units);
+    return ptx::named_barrier_any(kBarrierWarpgroup + warpgroup, 128, any);
+  }
+
+  /// Units one after another (docs/semantics.md, rules 6 to 8): drop, or refine, then prune.
+  __device__ __forceinline__ void deciding(const Item& item) {
+    const int steps = item.fast_blocks() * kStepsPerBlock;
+    bool exists[2];
+    for (int h = 0; h < 2; ++h) {
+      const int i = item.position_of(row + 8 * h) - item.position;
+      exists[h] = i >= 0 && i < item.seqlen_q;
+    }
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      Score s[kScores];
+      float x[kKept], f[2], largest[2];
+      Probabilities<c> prob;
+      std::uint32_t received = 0;
+      layout::WordPair own{};
+      UnitDecision decision = UnitDecision::kPruned;
+      this->wait_key();
+      this->issue_pruned_scores(s);
+      this->key_factor(f, item, item.fast_block(step / kStepsPerBlock));
+      ptx::wgmma_wait<0>();
+      layout::WordPair words = this->prune(s, received, own);
+      this->row_maxima(largest, s, f);
+      const bool drop = c.drop && !reaches(exists, largest, p.drop_log2);
+      if (c.refine && !drop && reaches(exists, largest, p.refine_log2)) {
+        decision = UnitDecision::kRefined;
+        ++refined;
+        this->issue_full_scores(s);
+        ptx::wgmma_wait<0>();
+        words = this->prune(s, received, own);
+        this->row_maxima(largest, s, f);
+      }
+      this->release_key();
+      for (int h = 0; h < 2; ++h) seen[h] = ptx::max_nan(seen[h], largest[h]);
+      if (drop) {
+        ++dropped;
+        trace_fast(item, step, own, UnitDecision::kDropped);
+        this->wait_value();
+        this->release_value();
+        continue;
+      }
+      trace_fast(item, step, own, decision);
+      this->exponents(x, s, f);
+      if (__any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->any_beyond(x)))
+        this->raise_reference(x, s, f);
+      this->finish_metadata(prob.metadata, words, received);
+      this->exponentials(prob.packed, x);
+      this->wait_value();
+      this->issue_values(prob);
+      ptx::wgmma_wait<0>();
+      this->release_value();
+    }
+  }
+
+  // ---- one item ---------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void run(const Item& item) {
+    QueryLoader<c>{p, item, memory, shared, warpgroup, warp, lane}.run();
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(kBarrierWarpgroup + warpgroup, 128);
+    row = 64 * warpgroup + 16 * warp + layout::group_of(lane);
+    if constexpr (is_nm24(c))
+      load_query_metadata<c>(this->query_metadata, memory, warpgroup, warp, lane);
+    refined = dropped = 0;
+    for (int h = 0; h < 2; ++h) {
+      m[h] = seen[h] = -INFINITY;
+      l[h] = 0;
+      factor[h] = p.scale_log2;
+      if constexpr (is_int8(c))
+        factor[h] *= reinterpret_cast<const float*>(memory + S::kRowScale)[row + 8 * h];
+    }
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) o[i] = 0;
+
+    const int plain_blocks = item.plain_blocks();
+#pragma unroll 1
+    for (int i = 0; i < plain_blocks; ++i) {
+      const int block = item.plain_block(i);
+#pragma unroll 1
+      for (int half = 0; half < kStepsPerBlock; ++half) {
+        const StepKeys key = plain_step(c, block, half);
+        if (is_live(c, item, key)) plain(item, block, key);
+      }
+    }
+    if constexpr (c.decides())
+      deciding(item);
+    else
+      fast(item);
+    store(item);
+    if (p.stats != nullptr) count(item);
+  }
+
+  __device__ __forceinline__ void store(const Item& item) {
+    const std::uint32_t out = shared + S::out_at(warpgroup);
+    float inverse[2];
+    for (int h = 0; h < 2; ++h) {
+      l[h] += __shfl_xor_sync(~0u, l[h], 1);
+      l[h] += __shfl_xor_sync(~0u, l[h], 2);
+      inverse[h] = l[h] == 0 ? 0.0f : 1.0f / l[h];
+      const int i = item.position_of(row + 8 * h) - item.position;
+      if (p.lse != nullptr && layout::quad_lane(lane) == 0 && i >= 0 && i < item.seqlen_q) {
+        float shift = 0;
+        if constexpr (is_int8(c))
+          shift = reinterpret_cast<const float*>(memory + S::kRowShift)[row + 8 * h];
+        p.lse[item.b * p.lse_batch + item.head * p.lse_head + (item.first_row_q + i) * p.lse_row] =
+            l[h] == 0 ? -INFINITY : (m[h] + log2f(l[h])) * kLn2 + shift;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kOut; i += 2) {
+      const int h = i / 2 % 2;
+      const std::uint32_t packed = ptx::pack<c.dtype>(o[i] * inverse[h], o[i + 1] * inverse[h]);
+      const layout::Coord at{16 * warp + layout::group_of(lane) + 8 * h,
+                             i / 4 * 8 + 2 * layout::quad_lane(lane)};
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(out + S::Out::offset(at)), "r"(packed)
+                   : "memory");
+    }
+    __syncwarp();
+    constexpr int kChunks = c.head_dim / 8;
+    const int chunk = lane % kChunks;
+    const int first = item.position_of(64 * warpgroup + 16 * warp) - item.position;
+    auto* base = static_cast<unsigned short*>(p.o.data) + item.b * p.o.batch +
+                 item.head * p.o.head + std::int64_t{item.first_row_q} * p.o.row + 8 * chunk;
+#pragma unroll
+    for (int pass = 0; pass < kChunks / 2; ++pass) {
+      const int r = pass * (32 / kChunks) + lane / kChunks;
+      const int i = first + r;
+      if (8 * chunk < p.head_dim_v && i >= 0 && i < item.seqlen_q)
+        *reinterpret_cast<uint4*>(base + i * p.o.row) =
+            load_shared(out + S::Out::offset({16 * warp + r, 8 * chunk}));
+    }
+    __syncwarp();
+  }
+
+  /// Adds this item to the counts of AttentionStats, which start out zero.
+  __device__ void count(const Item& item) const {
+    unsigned live = 0, rows = 0;
+    if (layout::quad_lane(lane) == 0)
+      for (int h = 0; h < 2; ++h) {
+        const int i = item.position_of(row + 8 * h) - item.position;
+        if (i < 0 || i >= item.seqlen_q) continue;
+        const layout::KeyRange keys = live_keys(item, h);
+        live += static_cast<unsigned>(keys.end - keys.begin);
+        ++rows;
+      }
+    unsigned long long pairs = live;
+    for (int distance = 16; distance > 0; distance /= 2) {
+      pairs += __shfl_xor_sync(~0u, pairs, distance);
+      rows += __shfl_xor_sync(~0u, rows, distance);
+    }
+    if (lane != 0) return;
+    const bool prunes = kPairs || is_nm24(c) || c.drop;
+    const unsigned long long blocks = prunes ? item.fast_blocks() : 0;
+    atomicAdd(p.stats + 4, pairs);
+    atomicAdd(p.stats + 3, blocks * c.block * rows);
+    // A unit counts once, and not at all when none of its rows exists.
+    const int first = item.position_of(64 * warpgroup) - item.position;
+    if (warp != 0 || first + 63 < 0 || first >= item.seqlen_q) return;
+    atomicAdd(p.stats + 0, 2 * blocks);
+    if (c.refine) atomicAdd(p.stats + 1, static_cast<unsigned long long>(refined));
+    if (c.drop) atomicAdd(p.stats + 2, static_cast<unsigned long long>(dropped));
+  }
+};
+
+}  // namespace twofour::cuda::sm90

@@ -1,0 +1,149 @@
+// The softmax of one consumer warpgroup: scores in accumulators to probabilities in registers, with
+// a reference per row instead of a running maximum.
+//
+// The reference m of a row is an integer in log2 units above every score it has seen when it was
+// last raised, so that rescaling is exact. It is raised only when a score has outgrown it.
+#pragma once
+
+#include "cuda/sm90/products.h"
+#include "cuda/tile/pair_prune.h"
+
+namespace twofour::cuda::sm90 {
+
+inline constexpr float kLn2 = 0.693147180559945309f;
+
+template <Config c>
+struct Softmax : Products<c> {
+  using P = Products<c>;
+  using Products<c>::Products;
+  using P::kKept;
+  using P::kOut;
+  using P::kPairs;
+  using P::kScores;
+  using P::lane;
+  using P::o;
+  using P::p;
+  using typename P::S;
+  using typename P::Score;
+
+  float m[2], l[2];  // rows g and g + 8: reference (log2 units), sum of this thread
+  float factor[2];   // from raw score to log2 units; int8: times the key block's scale
+
+  static __device__ __forceinline__ float raw(Score score) {
+    if constexpr (is_int8(c))
+      return __int2float_rn(score);
+    else
+      return score;
+  }
+
+  __device__ __forceinline__ void key_factor(float (&f)[2], const Item& item, int block) const {
+    f[0] = factor[0];
+    f[1] = factor[1];
+    if constexpr (is_int8(c)) {
+      const float scale =
+          __ldg(p.key_scale + item.kv_head * p.total_key_blocks + item.first_key_block + block);
+      f[0] *= scale;
+      f[1] *= scale;
+    }
+  }
+
+  /// What an exponent is relative to: finite also before the first key.
+  __device__ __forceinline__ float reference(int row) const {
+    return m[row] == -INFINITY ? 0.0f : m[row];
+  }
+
+  /// Multiplies the row by 2^(old m - new m). Nothing may be in flight.
+  __device__ __forceinline__ void move_reference(int row, float to) {
+    const float shift = to == -INFINITY ? 0.0f : ptx::ex2(m[row] - to);
+    m[row] = to;
+    l[row] *= shift;
+#pragma unroll
+    for (int i = 0; i < kOut; i += 4) {
+      o[i + 2 * row] *= shift;
+      o[i + 2 * row + 1] *= shift;
+    }
+  }
+
+  static __device__ __forceinline__ float quad_max(float x) {
+    x = ptx::max_nan(x, __shfl_xor_sync(~0u, x, 1));
+    return ptx::max_nan(x, __shfl_xor_sync(~0u, x, 2));
+  }
+
+  /// The largest kept score of each row, in log2 units.
+  static __device__ __forceinline__ void row_maxima(float (&largest)[2], const Score (&s)[kScores],
+                                                    const float (&f)[2]) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      largest[row] = -INFINITY;
+#pragma unroll
+      for (int i = 2 * row; i < kKept; i += 4)
+        largest[row] = ptx::max_nan(largest[row], ptx::max_nan(raw(s[i]), raw(s[i + 1])));
+      largest[row] = quad_max(largest[row]) * f[row];
+    }
+  }
+
+  /// Exponents of the kept scores. Below zero unless a score has outgrown the reference.
+  __device__ __forceinline__ void exponents(float (&x)[kKept], const Score (&s)[kScores],
+                                            const float (&f)[2]) const {
+    const float minus[2] = {-reference(0), -reference(1)};
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) x[i] = fmaf(raw(s[i]), f[i / 2 % 2], minus[i / 2 % 2]);
+  }
+
+  /// True when some exponent is zero, positive or NaN.
+  static __device__ __forceinline__ bool any_beyond(const float (&x)[kKept]) {
+    std::uint32_t signs = ~0u;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) signs &= __float_as_uint(x[i]);
+    return static_cast<std::int32_t>(signs) >= 0;
+  }
+
+  /// A new reference above the kept scores of the rows that have outgrown theirs, and the exponents
+  /// relative to it. Nothing may be in flight.
+  __device__ __forceinline__ void raise_reference(float (&x)[kKept], const Score (&s)[kScores],
+                                                  const float (&f)[2]) {
+    float largest[2];
+    row_maxima(largest, s, f);
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+      if (!(largest[row] < m[row])) move_reference(row, floorf(largest[row]) + 1);
+    exponents(x, s, f);
+  }
+
+  /// Probabilities of exponents, packed for the next product, added to the sums of the rows.
+  template <int kCount>
+  __device__ __forceinline__ void exponentials(std::uint32_t (&prob)[kCount / 2],
+                                               const float (&x)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      const float low = ptx::ex2(x[i]);
+      const float high = ptx::ex2(x[i + 1]);
+      l[i / 2 % 2] += low + high;
+      prob[i / 2] = ptx::pack<c.dtype>(low, high);
+    }
+  }
+
+  /// Prunes S. Of the metadata exchange one step remains, for after the products that read the last
+  /// metadata have retired.
+  __device__ __forceinline__ layout::WordPair prune(Score (&s)[kScores], std::uint32_t& received,
+                                                    layout::WordPair& own) const {
+    layout::WordPair words{};
+    if constexpr (kPairs) {
+      const tile::ExchangeLane to(lane);
+      own = tile::prune_pairs<c.tile>(s);
+      words = tile::exchange_nibbles(to, own);
+      received = __shfl_xor_sync(~0u, tile::send_bytes(to, words), 2);
+    }
+    return words;
+  }
+  __device__ __forceinline__ void finish_metadata(layout::WordPair& out, layout::WordPair words,
+                                                  std::uint32_t received) const {
+    if constexpr (kPairs) {
+      // Pins the last step behind the wait before it.
+      asm volatile("" : "+r"(words.lo), "+r"(words.hi), "+r"(received));
+      out = tile::receive_bytes(tile::ExchangeLane(lane), words, received);
+    }
+  }
+};
+
+}  // namespace twofour::cuda::sm90
