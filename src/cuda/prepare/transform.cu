@@ -3,6 +3,7 @@
 // One launch splits T and stores it as the fragments that the lanes of the second one hold. There
 // a warp keeps 16 columns of T in registers for a run of rows, and tiles of x stream through
 // shared memory, which every warp reads whole. Traffic is one read of x and one write of out.
+#include <algorithm>
 #include <string>
 
 #include "cuda/error.h"
@@ -179,19 +180,20 @@ __global__ void __launch_bounds__(Shape<kType, kPadded>::kThreads, 2)
   const int slice = warp % S::kSlices, group = warp / S::kSlices;
 
   const int chunk = threadIdx.x % S::kChunks, load_row = threadIdx.x / S::kChunks;
-  const bool chunk_inside = 8 * chunk < all.head_dim;
   const auto* source = static_cast<const unsigned short*>(all.x) + b * all.batch_stride +
                        (first + load_row) * all.row_stride + head * all.head_stride + 8 * chunk;
   const std::uint32_t destination = ptx::shared_address(stages) + load_row * S::kPitch + 16 * chunk;
-  // Rows of this run up to the end of the sequence.
+  // Rows of this run up to the end of the sequence, from this thread's first on; none beyond D.
   const int rows = static_cast<int>(min(std::int64_t{tiles} * S::kTileRows, all.rows - first));
+  const int load_rows = 8 * chunk < all.head_dim ? rows - load_row : 0;
   const auto load = [&](int tile) {
     const std::uint32_t to = destination + tile % S::kStages * S::kTileBytes;
 #pragma unroll
     for (int row = 0; row < S::kTileRows; row += S::kRowsAtOnce) {
-      const bool inside = chunk_inside && tile * S::kTileRows + load_row + row < rows;
-      const auto* from = source + (std::int64_t{tile} * S::kTileRows + row) * all.row_stride;
-      ptx::cp_async(to + row * S::kPitch, inside ? from : all.x, inside);
+      const int tile_row = tile * S::kTileRows + row;
+      const bool inside = tile_row < load_rows;
+      ptx::cp_async(to + row * S::kPitch, inside ? source + tile_row * all.row_stride : all.x,
+                    inside);
     }
   };
 #pragma unroll
@@ -219,7 +221,8 @@ __global__ void __launch_bounds__(Shape<kType, kPadded>::kThreads, 2)
   const bool odd = lane % 2 != 0;
   const int store_row = 32 * group + lane / 4 + (odd ? 8 : 0);
   const int store_column = 16 * slice + 8 * (lane % 4 / 2);
-  const std::int64_t out_stride = std::int64_t{all.heads} * all.head_dim;
+  const int store_rows = store_column < all.head_dim ? rows - store_row : 0;
+  const int out_stride = all.heads * all.head_dim;
   auto* out = static_cast<unsigned short*>(all.out) +
               (b * all.rows + first + store_row) * out_stride + head * all.head_dim + store_column;
 
@@ -240,8 +243,8 @@ __global__ void __launch_bounds__(Shape<kType, kPadded>::kThreads, 2)
       const std::uint32_t x = __shfl_xor_sync(~0u, odd ? upper.x : lower.x, 1);
       const std::uint32_t y = __shfl_xor_sync(~0u, odd ? upper.y : lower.y, 1);
       const int tile_row = tile * S::kTileRows + row;
-      if (tile_row + store_row < rows && store_column < all.head_dim)
-        *reinterpret_cast<uint4*>(out + tile_row * out_stride) =
+      if (tile_row < store_rows)
+        *reinterpret_cast<uint4*>(out + std::int64_t{tile_row} * out_stride) =
             odd ? make_uint4(x, y, lower.x, lower.y) : make_uint4(upper.x, upper.y, x, y);
     }
   }
@@ -271,18 +274,25 @@ Status launch(const TransformedRows& all, cudaStream_t stream) {
   return launch_status("transform");
 }
 
+constexpr int padded_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : 128; }
+
 template <DType kType>
 Status launch_padded(const TransformedRows& all, cudaStream_t stream) {
-  if (all.head_dim <= 64) return launch<kType, 64>(all, stream);
-  if (all.head_dim <= 96) return launch<kType, 96>(all, stream);
-  return launch<kType, 128>(all, stream);
+  switch (padded_dim(all.head_dim)) {
+    case 64:
+      return launch<kType, 64>(all, stream);
+    case 96:
+      return launch<kType, 96>(all, stream);
+    default:
+      return launch<kType, 128>(all, stream);
+  }
 }
 
 }  // namespace
 
 std::size_t transform_split_bytes(int heads_kv, int head_dim) {
   // bf16 has the most parts, and fp16 alone has scales; room for both.
-  const std::size_t padded = head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : 128;
+  const auto padded = static_cast<std::size_t>(padded_dim(head_dim));
   return static_cast<std::size_t>(heads_kv) * padded *
          (tile::kSplitParts<DType::kBF16> * padded * sizeof(std::uint16_t) + sizeof(float));
 }

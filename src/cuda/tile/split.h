@@ -37,7 +37,6 @@ __host__ __device__ __forceinline__ ColumnScale column_scale(float largest) {
 template <DType kType>
 __host__ __device__ __forceinline__ void split_pair(float low, float high,
                                                     std::uint32_t (&parts)[kSplitParts<kType>]) {
-#pragma unroll
   for (int p = 0; p < kSplitParts<kType>; ++p) {
     parts[p] = ptx::pack<kType>(low, high);
     low -= ptx::unpack_low<kType>(parts[p]);
