@@ -11,6 +11,7 @@
 #include "core/decisions.h"
 #include "cuda/error.h"
 #include "cuda/prepare/keys.h"
+#include "cuda/prepare/transform.h"
 #include "cuda/sm90/kernels.h"
 #include "cuda/sm90/tensor_map.h"
 
@@ -47,6 +48,9 @@ struct Workspace {
   float* scale = nullptr;
   float* mean = nullptr;
   float* partial = nullptr;
+  unsigned short* q = nullptr;  // transformed, contiguous
+  unsigned short* k = nullptr;
+  char* split = nullptr;          // scratch of the transform
   std::uint64_t* kept = nullptr;  // trace, as in Decisions
   UnitDecision* unit = nullptr;
   std::int64_t kept_count = 0, unit_count = 0;
@@ -67,6 +71,12 @@ struct Workspace {
       take(scale, p.heads_kv * max_key_blocks(p));
       take(mean, p.heads_kv * p.batch * c.head_dim);
       take(partial, p.heads_kv * p.batch * mean_chunks(p.seqlen_k) * (c.head_dim + 1));
+    }
+    if (c.qk == QKProduct::kNm24 && p.has_transform) {
+      take(q, rows_of(p, true) * p.heads_q * p.head_dim);
+      take(k, rows_of(p, false) * p.heads_kv * p.head_dim);
+      take(split, static_cast<std::int64_t>(transform_split_bytes(static_cast<int>(p.heads_kv),
+                                                                  static_cast<int>(p.head_dim))));
     }
     if (c.trace) {
       const Decisions d = decisions_shape(p);
@@ -101,6 +111,44 @@ Rows rows_view(const ConstTensorView& view, bool packed) {
   const int row = packed ? 0 : 1;
   return {const_cast<void*>(view.data), packed ? 0 : view.stride[0], view.stride[row],
           view.stride[row + 1]};
+}
+
+/// Contiguous [B,rows,H,D].
+Rows contiguous_rows(void* data, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  return {data, rows * heads * dim, heads * dim, dim};
+}
+
+/// Q and K as the kernel reads them: the caller's, or in the basis of the transform.
+Rows query_rows(const Launch& launch, const Workspace& w) {
+  const AttentionProblem& p = launch.problem;
+  if (w.q == nullptr) return rows_view(launch.args.q, p.packed);
+  return contiguous_rows(w.q, p.packed ? 0 : p.seqlen_q, p.heads_q, p.head_dim);
+}
+Rows key_rows(const Launch& launch, const Workspace& w) {
+  const AttentionProblem& p = launch.problem;
+  if (w.k == nullptr) return rows_view(launch.args.k, p.packed);
+  return contiguous_rows(w.k, p.packed ? 0 : p.seqlen_k, p.heads_kv, p.head_dim);
+}
+
+Status transform(const Launch& launch, const Workspace& w, bool query, cudaStream_t stream) {
+  const AttentionProblem& p = launch.problem;
+  const Rows from = rows_view(query ? launch.args.q : launch.args.k, p.packed);
+  TransformedRows rows;
+  rows.x = from.data;
+  rows.dtype = p.dtype;
+  rows.batch_stride = from.batch;
+  rows.row_stride = from.row;
+  rows.head_stride = from.head;
+  rows.batch = p.packed ? 1 : p.batch;
+  rows.rows = p.packed ? rows_of(p, query) : query ? p.seqlen_q : p.seqlen_k;
+  rows.heads = static_cast<int>(query ? p.heads_q : p.heads_kv);
+  rows.heads_per_kv = static_cast<int>(query ? p.heads_q / p.heads_kv : 1);
+  rows.head_dim = static_cast<int>(p.head_dim);
+  rows.t = query ? launch.args.transform->t_q : launch.args.transform->t_k;
+  rows.out = query ? w.q : w.k;
+  rows.split = w.split;
+  if (rows.batch * rows.rows == 0) return {};
+  return transform_rows(rows, stream);
 }
 
 QuantisedKeys keys_of(const Launch& launch, const Config& c, const Workspace& w) {
@@ -170,7 +218,7 @@ Status make_maps(Params& params, const Launch& launch, const Config& c, const Wo
       p.dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const std::int64_t keys = p.packed ? p.total_k : p.seqlen_k;
   const std::int64_t batch = p.packed ? 1 : p.batch;
-  Rows k = rows_view(launch.args.k, p.packed);
+  Rows k = key_rows(launch, w);
   Rows v = rows_view(launch.args.v, p.packed);
   // Without keys nothing is read, but a map must point somewhere.
   if (k.data == nullptr) k.data = w.next_item;
@@ -206,7 +254,8 @@ Status make_maps(Params& params, const Launch& launch, const Config& c, const Wo
 Params make_params(const Launch& launch, const Workspace& w) {
   const AttentionProblem& p = launch.problem;
   Params params{};
-  params.q = rows_view(launch.args.q, p.packed);
+  params.q = query_rows(launch, w);
+  if (launch.args.transform != nullptr) params.weights = launch.args.transform->w;
   params.o = rows_view(launch.args.o, p.packed);
   const TensorView& lse = launch.args.lse;
   params.lse = static_cast<float*>(lse.data);
@@ -274,6 +323,10 @@ Status prepare(const Launch& launch, const Config& c, const Workspace& w, cudaSt
   if (sequences.packed) {
     status = count_blocks(sequences, stream);
     if (!status.ok()) return status;
+  }
+  if (w.q != nullptr) {
+    status = transform(launch, w, true, stream);
+    return status.ok() ? transform(launch, w, false, stream) : status;
   }
   if (c.qk != QKProduct::kInt8 || launch.problem.seqlen_k == 0) return {};
   return quantise_keys(sequences, keys_of(launch, c, w), stream);

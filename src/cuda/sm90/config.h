@@ -54,11 +54,11 @@ constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool t
   c.refine = v.refine;
   c.drop = v.drop;
   c.trace = trace;
-  c.block = default_block(head_dim);
+  c.block = v.score == ScorePattern::kNone ? 192 : default_block(head_dim);
   // Registers: O takes head_dim / 2, the scores of a step tile / 2 (docs/kernels/sm90.md).
   if (head_dim == 64) {
-    c.tile = c.decides() ? 64 : 128;
-    c.stages = c.decides() ? 6 : 4;
+    c.tile = v.score == ScorePattern::kNone ? 96 : c.decides() ? 64 : 128;
+    c.stages = c.decides() ? 6 : v.score == ScorePattern::kNone ? 5 : 4;
   } else {
     c.tile = v.score == ScorePattern::kNone ? 64 : 96;
     c.stages = v.qk == QKProduct::kInt8 || v.score == ScorePattern::kNone ? 4 : 3;

@@ -54,10 +54,18 @@ struct RowBlock : Softmax<c> {
     return schedule_shape(p, c, item.seqlen_k).live_keys(item.position_of(row + 8 * h));
   }
 
-  /// Scores of a plain step in log2 units, dead ones -inf.
+  /// Scores of a plain step in log2 units, dead ones -inf. Most plain steps of a sink or a local
+  /// block are wholly live.
   __device__ __forceinline__ void masked(float (&x)[kScores], const Score (&s)[kScores],
                                          const float (&f)[2], const Item& item, StepKeys key) {
     const layout::KeyRange live[2] = {live_keys(item, 0), live_keys(item, 1)};
+    const bool whole = live[0].begin <= key.first && live[1].begin <= key.first &&
+                       live[0].end >= key.first + c.tile && live[1].end >= key.first + c.tile;
+    if (!c.trace && __all_sync(~0u, whole)) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) x[i] = this->raw(s[i]) * f[i / 2 % 2];
+      return;
+    }
     const int first = key.first + layout::quad_lane(lane) * 2;
     const int begin[2] = {static_cast<int>(live[0].begin) - first,
                           static_cast<int>(live[1].begin) - first};
@@ -132,7 +140,7 @@ struct RowBlock : Softmax<c> {
     this->release_key();
     layout::WordPair words = this->prune(s, received, own);
     trace_fast(item, 0, own, UnitDecision::kPruned);
-    this->raise_reference(x, s, f);
+    this->raise_reference(x);
     this->finish_metadata(prob.metadata, words, received);
     this->exponentials(prob.packed, x);
 #pragma unroll 1
@@ -149,19 +157,20 @@ struct RowBlock : Softmax<c> {
       words = this->prune(s, received, own);
       trace_fast(item, step, own, UnitDecision::kPruned);
       this->exponents(x, s, f);
-#ifdef FORCE
-      if (__any_sync(~0u, this->any_beyond(x) || (kPairs && (words.lo == 0 || words.hi == 0)))) {
+      if constexpr (kPairs) {
+        // Asks for the metadata as well, which is never zero: so the pruning, which the compiler
+        // would move behind the wait, overlaps with the product.
+        if (__any_sync(~0u, this->any_beyond(x) || words.lo == 0 || words.hi == 0)) {
+          ptx::wgmma_wait<0>();
+          this->raise_reference(x);
+        }
         ptx::wgmma_wait<0>();
-        this->raise_reference(x, s, f);
+        this->release_value();
+      } else {
+        ptx::wgmma_wait<0>();
+        this->release_value();
+        if (__any_sync(~0u, this->any_beyond(x))) this->raise_reference(x);
       }
-      ptx::wgmma_wait<0>();
-      this->release_value();
-#else
-      const bool beyond = __any_sync(~0u, this->any_beyond(x));
-      ptx::wgmma_wait<0>();
-      this->release_value();
-      if (beyond) this->raise_reference(x, s, f);
-#endif
       this->finish_metadata(prob.metadata, words, received);
       this->exponentials(prob.packed, x);
     }
@@ -225,7 +234,7 @@ struct RowBlock : Softmax<c> {
       trace_fast(item, step, own, decision);
       this->exponents(x, s, f);
       if (__any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->any_beyond(x)))
-        this->raise_reference(x, s, f);
+        this->raise_reference(x);
       this->finish_metadata(prob.metadata, words, received);
       this->exponentials(prob.packed, x);
       this->wait_value();

@@ -98,16 +98,26 @@ struct Softmax : Products<c> {
     return static_cast<std::int32_t>(signs) >= 0;
   }
 
-  /// A new reference above the kept scores of the rows that have outgrown theirs, and the exponents
+  /// A new reference above the exponents of the rows that have outgrown theirs, and the exponents
   /// relative to it. Nothing may be in flight.
-  __device__ __forceinline__ void raise_reference(float (&x)[kKept], const Score (&s)[kScores],
-                                                  const float (&f)[2]) {
-    float largest[2];
-    row_maxima(largest, s, f);
+  __device__ __forceinline__ void raise_reference(float (&x)[kKept]) {
 #pragma unroll
-    for (int row = 0; row < 2; ++row)
-      if (!(largest[row] < m[row])) move_reference(row, floorf(largest[row]) + 1);
-    exponents(x, s, f);
+    for (int row = 0; row < 2; ++row) {
+      float largest = -INFINITY;
+#pragma unroll
+      for (int i = 2 * row; i < kKept; i += 4)
+        largest = ptx::max_nan(largest, ptx::max_nan(x[i], x[i + 1]));
+      largest = quad_max(largest);
+      if (m[row] > -INFINITY && largest < 0) continue;
+      const float before = reference(row);
+      move_reference(row, floorf(largest) + 1 + before);
+      const float by = before - reference(row);
+#pragma unroll
+      for (int i = 2 * row; i < kKept; i += 4) {
+        x[i] += by;
+        x[i + 1] += by;
+      }
+    }
   }
 
   /// Probabilities of exponents, packed for the next product, added to the sums of the rows.
