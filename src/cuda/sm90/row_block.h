@@ -140,6 +140,7 @@ struct RowBlock : Softmax<c> {
     this->release_key();
     layout::WordPair words = this->prune(s, received, own);
     trace_fast(item, 0, own, UnitDecision::kPruned);
+    this->exponents(x, s, f);
     this->raise_reference(x);
     this->finish_metadata(prob.metadata, words, received);
     this->exponentials(prob.packed, x);
