@@ -125,11 +125,12 @@ struct Products {
      ...);
   }
 
-  __device__ __forceinline__ void issue_values(const Probabilities<c>& prob) {
+  __device__ __forceinline__ void issue_values(const Probabilities<c>& prob, bool commit = true) {
     if constexpr (kPairs)
       issue_sparse_values(prob.packed, prob.metadata);
     else
       issue_dense_values(prob.packed);
+    if (commit) ptx::wgmma_commit();
   }
 
   /// O += P V, P dense over the keys of the step in their order.
@@ -140,7 +141,6 @@ struct Products {
     for (int step = 0; step < c.tile / 16; ++step)
       ptx::WgmmaRegisters<c.dtype, c.head_dim>::run(o, prob + 4 * step,
                                                     v + step * 16 * S::Value::kRowBytes / 16, true);
-    ptx::wgmma_commit();
   }
 
   /// O += P V, P the kept half, V in pair order.
@@ -149,7 +149,6 @@ struct Products {
     const std::uint64_t v = value_descriptor();
     ptx::wgmma_fence();
     sparse_values(prob, metadata, v, std::make_integer_sequence<int, Tile::kSteps>());
-    ptx::wgmma_commit();
   }
   template <int... kStep>
   __device__ __forceinline__ void sparse_values(const std::uint32_t (&prob)[kKept / 2],

@@ -80,8 +80,23 @@ struct RowBlock : Softmax<c> {
     }
   }
 
+  /// True when no row of this warpgroup sees a key of the step.
+  __device__ __forceinline__ bool is_dead(const Item& item, StepKeys key) const {
+    const layout::ScheduleShape shape = schedule_shape(p, c, item.seqlen_k);
+    const int lowest = item.position_of(64 * warpgroup);
+    return key.first >= shape.live_keys(lowest + 63).end ||
+           key.first + c.tile <= shape.live_keys(lowest).begin;
+  }
+
   __device__ __forceinline__ void plain(const Item& item, int block, StepKeys key) {
     this->wait_key();
+    if (is_dead(item, key)) {
+      this->release_key();
+      this->wait_value();
+      clear_dead_values(item, key);
+      this->release_value();
+      return;
+    }
     Score s[kScores];
     this->issue_full_scores(s);
     float f[2];
@@ -107,6 +122,7 @@ struct RowBlock : Softmax<c> {
     this->wait_value();
     clear_dead_values(item, key);
     this->issue_dense_values(prob);
+    ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     this->release_value();
   }
@@ -192,7 +208,8 @@ struct RowBlock : Softmax<c> {
     return ptx::named_barrier_any(kBarrierWarpgroup + warpgroup, 128, any);
   }
 
-  /// Units one after another (docs/semantics.md, rules 6 to 8): drop, or refine, then prune.
+  /// Units in order (docs/semantics.md, rules 6 to 8): each is dropped, or refined or not and then
+  /// pruned. In flight together as in fast(); a dropped unit leaves no values to multiply.
   __device__ __forceinline__ void deciding(const Item& item) {
     const int steps = item.fast_blocks() * kStepsPerBlock;
     bool exists[2];
@@ -200,21 +217,29 @@ struct RowBlock : Softmax<c> {
       const int i = item.position_of(row + 8 * h) - item.position;
       exists[h] = i >= 0 && i < item.seqlen_q;
     }
+    Score s[kScores];
+    float x[kKept], f[2], largest[2];
+    Probabilities<c> prob;
+    std::uint32_t received = 0;
+    layout::WordPair own{};
+    bool pending = false;  // values of the unit before
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      Score s[kScores];
-      float x[kKept], f[2], largest[2];
-      Probabilities<c> prob;
-      std::uint32_t received = 0;
-      layout::WordPair own{};
-      UnitDecision decision = UnitDecision::kPruned;
       this->wait_key();
+      this->await_turn();
       this->issue_pruned_scores(s);
+      if (pending) {
+        this->wait_value();
+        this->issue_values(prob, false);
+      }
+      ptx::wgmma_commit();  // an empty group when nothing was pending
+      this->pass_turn();
       this->key_factor(f, item, item.fast_block(step / kStepsPerBlock));
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait<1>();
       layout::WordPair words = this->prune(s, received, own);
       this->row_maxima(largest, s, f);
       const bool drop = c.drop && !reaches(exists, largest, p.drop_log2);
+      UnitDecision decision = drop ? UnitDecision::kDropped : UnitDecision::kPruned;
       if (c.refine && !drop && reaches(exists, largest, p.refine_log2)) {
         decision = UnitDecision::kRefined;
         ++refined;
@@ -224,20 +249,24 @@ struct RowBlock : Softmax<c> {
         this->row_maxima(largest, s, f);
       }
       this->release_key();
+      trace_fast(item, step, own, decision);
       for (int h = 0; h < 2; ++h) seen[h] = ptx::max_nan(seen[h], largest[h]);
+      if (!drop) this->exponents(x, s, f);
+      ptx::wgmma_wait<0>();
+      if (pending) this->release_value();
+      pending = !drop;
       if (drop) {
         ++dropped;
-        trace_fast(item, step, own, UnitDecision::kDropped);
         this->wait_value();
         this->release_value();
         continue;
       }
-      trace_fast(item, step, own, decision);
-      this->exponents(x, s, f);
       if (__any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->any_beyond(x)))
         this->raise_reference(x);
       this->finish_metadata(prob.metadata, words, received);
       this->exponentials(prob.packed, x);
+    }
+    if (pending) {
       this->wait_value();
       this->issue_values(prob);
       ptx::wgmma_wait<0>();
