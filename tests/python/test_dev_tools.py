@@ -187,7 +187,7 @@ def test_junit_counts(tmp_path):
 def test_readme_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(readme_tables, "ROOT", tmp_path)
     text = "before\n<!-- speed:begin -->\nold\n<!-- speed:end -->\nafter\n"
-    assert readme_tables.rewritten(text)[1] == [
+    assert readme_tables.rewritten(text, "README.md")[1] == [
         "README.md:1: the speed table has no bench/results/cpu.json to come from"
     ]
     row = {"mode": "int8", "sparsity": "int8/pair128/s1/l0", "seqlen": 8192, "head_dim": 64}
@@ -196,11 +196,36 @@ def test_readme_tables(tmp_path, monkeypatch):
     bench = {"rows": [row], "dtype": "fp32", "repeats": 7, "date": "2026-01-01"}
     bench |= {"versions": {"torch": "2.13.0"}, "machine": {"cpu": "X"}, "command": "./dev bench"}
     write(tmp_path, "bench/results/cpu.json", json.dumps(bench))
-    new, problems = readme_tables.rewritten(text)
+    new, problems = readme_tables.rewritten(text, "README.md")
     assert not problems and "| **1.23x** | 1.20 to 1.30 |" in new and "old" not in new
     assert new.startswith("before\n") and new.endswith("after\n")
-    assert readme_tables.rewritten(new)[0] == new
-    assert "no <!-- speed:begin --> table" in readme_tables.rewritten("nothing\n")[1][0]
+    assert readme_tables.rewritten(new, "README.md")[0] == new
+    assert (
+        "no <!-- speed:begin --> table" in readme_tables.rewritten("nothing\n", "README.md")[1][0]
+    )
+
+
+def test_gpu_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme_tables, "ROOT", tmp_path)
+    results = tmp_path / "bench/results"
+    results.mkdir(parents=True)
+    head = "kernel,mode,head_dim,causal,N,regime,tflops,tflops_fa2,tflops_cudnn,tflops_fa3"
+    lines = [
+        "fa3,,64,1,512,burst,500,250,400,500",
+        "twofour,dual,64,1,512,burst,600,250,400,500",
+        "twofour,dual,64,1,512,sustained,550,250,500,500",
+        "twofour,dual,64,1,256,burst,1,1,1,1",
+    ]
+    (results / "nvidia-h200.csv").write_text("\n".join([head, *lines]) + "\n")
+    text = "<!-- h200:begin -->\n<!-- h200:end -->\n"
+    new, problems = readme_tables.rewritten(text, "docs/performance.md")
+    assert problems == []
+    assert (
+        "| 64 | causal | `dual` | 600 / 550 | 1.50x / 1.10x | 1.20x / 1.10x | 2.40x / 2.20x |"
+        in new
+    )
+    assert "| 64 | causal | cuDNN | 400 / 500 |" in new
+    assert readme_tables.rewritten(new, "docs/performance.md")[0] == new
 
 
 def dev(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,10 +1,12 @@
-"""Writes the README's result tables from the committed result files, or checks them (--check).
+"""Writes the documents' result tables from the committed result files, or checks them (--check).
 
-Tables stand between <!-- NAME:begin --> and <!-- NAME:end --> in README.md: `quality` is made from
-docs/results/report.json (./dev demo), `speed` from bench/results/cpu.json (./dev bench cpu).
+Tables stand between <!-- NAME:begin --> and <!-- NAME:end -->. In README.md `quality` is made from
+docs/results/report.json (./dev demo) and `speed` from bench/results/cpu.json (./dev bench cpu); in
+docs/performance.md `h200` from bench/results/nvidia-h200.csv (bench/attention.py).
 """
 
 import argparse
+import csv
 import json
 import re
 import sys
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -95,26 +96,66 @@ def speed(bench: dict[str, Any]) -> str:
     return table(header, rows) + "\n\n" + caption
 
 
-SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "quality": ("docs/results/report.json", quality),
-    "speed": ("bench/results/cpu.json", speed),
+def h200(rows: list[dict[str, str]]) -> str:
+    """The longest sequences of the file: every mode beside the peers of its run."""
+    longest = max(int(row["N"]) for row in rows)
+    peers = {"cuDNN": "tflops_cudnn", "FA3": "tflops_fa3", "FA2": "tflops_fa2"}
+    shapes: dict[tuple[str, str], dict[str, dict[str, dict[str, str]]]] = {}
+    for row in rows:
+        if int(row["N"]) == longest and row["mode"]:
+            shape = shapes.setdefault((row["head_dim"], row["causal"]), {})
+            shape.setdefault(row["mode"], {})[row["regime"]] = row
+    lines = []
+    for (head_dim, causal), modes in shapes.items():
+        where = [head_dim, "causal" if causal == "1" else "full"]
+        regimes = ("burst", "sustained")
+        for mode, by_regime in modes.items():
+            cells = [[float(by_regime[r]["tflops"]) for r in regimes]]
+            for column in peers.values():
+                rate = [
+                    float(by_regime[r]["tflops"]) / float(by_regime[r][column]) for r in regimes
+                ]
+                cells.append(rate)
+            texts = ["{:.0f} / {:.0f}".format(*cells[0])]
+            texts += ["{:.2f}x / {:.2f}x".format(*pair) for pair in cells[1:]]
+            lines.append([*where, f"`{mode}`", *texts])
+        some = next(iter(modes.values()))
+        for peer, column in peers.items():
+            rates = " / ".join(f"{float(some[r][column]):.0f}" for r in regimes)
+            lines.append([*where, peer, rates, "", "", ""])
+    header = ["head_dim", "mask", "", "TFLOPS", *(f"against {peer}" for peer in peers)]
+    return table(header, lines)
+
+
+# Name of the table: the document, what it is made from, and how.
+SECTIONS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
+    "quality": ("README.md", "docs/results/report.json", quality),
+    "speed": ("README.md", "bench/results/cpu.json", speed),
+    "h200": ("docs/performance.md", "bench/results/nvidia-h200.csv", h200),
 }
 
 
-def rewritten(text: str) -> tuple[str, list[str]]:
-    """The README with its tables made anew, and what stands in the way of that."""
+def load(path: Path) -> Any:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)) if path.suffix == ".csv" else json.load(file)
+
+
+def rewritten(text: str, document: str) -> tuple[str, list[str]]:
+    """A document with its tables made anew, and what stands in the way of that."""
     problems = []
-    for name, (source, make) in SECTIONS.items():
+    for name, (where, source, make) in SECTIONS.items():
+        if where != document:
+            continue
         path = ROOT / source
         marked = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
         has_marks = marked.search(text) is not None
         if path.exists() and has_marks:
-            body = make(json.loads(path.read_text(encoding="utf-8"))) + "\n"
+            body = make(load(path)) + "\n"
             text = marked.sub(lambda match, body=body: match[1] + body + match[2], text)
         elif path.exists():
-            problems.append(f"README.md:1: no <!-- {name}:begin --> table for {source}")
+            problems.append(f"{document}:1: no <!-- {name}:begin --> table for {source}")
         elif has_marks:
-            problems.append(f"README.md:1: the {name} table has no {source} to come from")
+            problems.append(f"{document}:1: the {name} table has no {source} to come from")
     return text, problems
 
 
@@ -122,19 +163,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 on difference")
     options = parser.parse_args()
-    before = README.read_text(encoding="utf-8")
-    after, problems = rewritten(before)
-    for problem in problems:
-        print(problem)
-    if options.check and after != before:
+    failed = False
+    for document in dict.fromkeys(where for where, _, _ in SECTIONS.values()):
+        path = ROOT / document
+        before = path.read_text(encoding="utf-8")
+        after, problems = rewritten(before, document)
+        for problem in problems:
+            print(problem)
+        failed = failed or bool(problems)
+        if after == before:
+            continue
+        if not options.check:
+            path.write_text(after, encoding="utf-8")
+            continue
         old, new = before.splitlines(), after.splitlines()
         pairs = enumerate(zip(old, new, strict=False), 1)
         line = next((number for number, (a, b) in pairs if a != b), min(len(old), len(new)) + 1)
-        print(f"README.md:{line}: differs from the result files; run tools/dev/readme_tables.py")
-        return 1
-    if not options.check and after != before:
-        README.write_text(after, encoding="utf-8")
-    return 1 if problems else 0
+        print(f"{document}:{line}: differs from the result files; run tools/dev/readme_tables.py")
+        failed = True
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
