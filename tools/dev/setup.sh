@@ -218,17 +218,22 @@ package_inputs() {
     -type f ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 sha256sum | sha256sum)
 }
 
+# The package of ./dev has CUDA kernels only where a GPU could run them: they take minutes to compile,
+# and build/release compiles them in any case.
+cuda_of_package() { [[ -e /dev/nvidiactl || -e /dev/dxg ]] && echo AUTO || echo OFF; }
+
 pip_install_package() {
   # The libraries come from requirements/, so pip neither resolves nor isolates. pyproject.toml keeps
   # the build folder, which makes a second build incremental.
   (cd "$root" && CMAKE_BUILD_PARALLEL_LEVEL=$(jobs) PIP_DISABLE_PIP_VERSION_CHECK=1 \
     "$venv/bin/python" -m pip install --no-build-isolation --no-deps --force-reinstall \
-    --config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER="$launcher" .)
+    --config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
+    --config-settings=cmake.define.TWOFOUR_CUDA="$(cuda_of_package)" .)
 }
 
 install_package() {
   local stamp=$venv/.twofour-package wanted
-  wanted=$(package_inputs)
+  wanted="$(package_inputs) $(cuda_of_package)"
   if [[ -f $stamp && $(<"$stamp") == "$wanted" ]] &&
     "$venv/bin/python" -m pip show --quiet twofour 2>/dev/null; then
     return
