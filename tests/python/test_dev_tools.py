@@ -324,6 +324,8 @@ def test_dev_interrupted_in_a_step_says_so(tmp_path, code):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A test run started in the background inherits an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         while process.stdout.readline() != "begun\n":
             pass
