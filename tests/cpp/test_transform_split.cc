@@ -1,5 +1,5 @@
 // T as 16-bit parts: what the parts add up to, and what products with them come to.
-#ifdef TWOFOUR_WITH_CUDA
+#ifdef TWOFOUR_WITH_CUDA_HEADERS
 #include "cuda/tile/split.h"
 
 #include <gtest/gtest.h>
@@ -169,4 +169,4 @@ TEST(TransformSplit, ProductsAreThoseOfFp32) {
 
 }  // namespace
 }  // namespace twofour::cuda::tile
-#endif  // TWOFOUR_WITH_CUDA
+#endif  // TWOFOUR_WITH_CUDA_HEADERS

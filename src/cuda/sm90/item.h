@@ -3,9 +3,18 @@
 // same walk.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
 #include "cuda/sm90/config.h"
 
 namespace twofour::cuda::sm90 {
+
+#ifndef __CUDACC__  // host tests include this too
+using std::max;
+using std::min;
+#endif
 
 /// Heads that are worked on together, so that their K and V stay in the L2 cache.
 inline constexpr int kHeadsTogether = 4;

@@ -92,19 +92,13 @@ struct QueryLoader {
 
   __device__ void prune(uint4 q, const float (&w)[8], int row, int chunk) const {
     const std::uint32_t word[4] = {q.x, q.y, q.z, q.w};
-    std::uint32_t m[2][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      m[i / 2][i % 2 * 2] = tile::magnitude(ptx::unpack_low<c.dtype>(word[i]), w[2 * i]);
-      m[i / 2][i % 2 * 2 + 1] = tile::magnitude(ptx::unpack_high<c.dtype>(word[i]), w[2 * i + 1]);
-    }
-    const tile::KeptGroup low = tile::keep_two(word[0], word[1], m[0]);
-    const tile::KeptGroup high = tile::keep_two(word[2], word[3], m[1]);
+    const tile::KeptChunk kept = tile::keep_chunk<c.dtype>(word, w);
     store_shared(shared + S::kPruned + warpgroup * S::PrunedQuery::kTileBytes +
                      S::PrunedQuery::offset({row, 4 * chunk}),
-                 make_uint2(low.values, high.values));
-    memory[S::kMetadata + warpgroup * S::kMetadataBytes + row * kChunks + chunk] =
-        static_cast<unsigned char>(low.nibble | high.nibble << 4);
+                 make_uint2(kept.values[0], kept.values[1]));
+    memory[S::kMetadata + warpgroup * S::kMetadataBytes +
+           tile::QueryMetadata<c.head_dim>::byte_of(row, chunk)] =
+        static_cast<unsigned char>(kept.nibbles);
   }
 
   __device__ void quantise(uint4 q, const float (&mean)[8], int row, int chunk) const {
@@ -155,17 +149,10 @@ __device__ __forceinline__ void load_query_metadata(std::uint32_t (&words)[c.hea
                                                     const unsigned char* memory, int warpgroup,
                                                     int warp, int lane) {
   using S = Shared<c>;
-  constexpr int kRow = c.head_dim / 8;  // bytes
-  const auto* rows = memory + S::kMetadata + warpgroup * S::kMetadataBytes;
-  const int g = 16 * warp + layout::group_of(lane);
-  const int t = layout::quad_lane(lane);
 #pragma unroll
-  for (int w = 0; w < c.head_dim / 64; ++w) {
-    const int at = 4 * (2 * w + t / 2) + 2 * (t % 2);
-    const std::uint32_t low = *reinterpret_cast<const unsigned short*>(rows + g * kRow + at);
-    const std::uint32_t high = *reinterpret_cast<const unsigned short*>(rows + (g + 8) * kRow + at);
-    words[w] = low | high << 16;
-  }
+  for (int w = 0; w < c.head_dim / 64; ++w)
+    words[w] = tile::QueryMetadata<c.head_dim>::word(
+        memory + S::kMetadata + warpgroup * S::kMetadataBytes, warp, lane, w);
 }
 
 }  // namespace twofour::cuda::sm90
