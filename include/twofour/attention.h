@@ -57,6 +57,7 @@ struct AttentionProblem {
   bool trace = false;           // Decisions will be written (debugging rows only)
   std::optional<float> scale;   // default 1/sqrt(head_dim)
   Sparsity sparsity;
+  friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
 
 /// The memory of one call. Pointers stay the caller's.

@@ -23,6 +23,7 @@ struct Device {
                             // all threads, on CUDA the dense fp16 rate of the Tensor Cores
   int multiprocessors = 0;  // CUDA: of the whole device
   std::int64_t shared_memory = 0;  // CUDA: bytes that one block can have
+  friend bool operator==(const Device&, const Device&) = default;
 };
 
 /// The CPU with the instruction set that will be used: the widest built and present, or the one

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/cache.h"
+
 namespace twofour::py {
 namespace {
 
@@ -142,10 +144,12 @@ AttentionProblem make_problem(const Call& call) {
 
 Plan make_plan(AttentionProblem problem, const Device& device, const std::string& sparsity,
                const std::string& kernel) {
+  // The layers of a model share a problem, and few problems are in use at a time.
+  static PlanCache cache(64);
   const PlanOptions options{kernel};
-  if (sparsity == "auto") return value(plan_auto(problem, device, options));
+  if (sparsity == "auto") return value(cache.plan_auto(problem, device, options));
   problem.sparsity = value(parse_sparsity(sparsity));
-  return value(plan(problem, device, options));
+  return value(cache.plan(problem, device, options));
 }
 
 KeyTransform make_transform(const Call& call, const AttentionProblem& problem) {

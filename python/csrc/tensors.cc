@@ -1,5 +1,9 @@
 #include "tensors.h"
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <algorithm>
+
 namespace twofour::py {
 namespace {
 
@@ -85,11 +89,22 @@ DType to_dtype(ScalarType type, const char* what) {
 
 Tensor new_tensor(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type,
                   const char* what) {
-  try {
-    return torch::stable::new_empty(like, shape, type);
-  } catch (const std::exception&) {
+  std::int32_t device_type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  std::vector<std::int64_t> strides(shape.size(), 1);
+  for (std::size_t i = shape.size(); i-- > 1;) {
+    strides[i - 1] = strides[i] * std::max<std::int64_t>(shape[i], 1);
+  }
+  const auto dtype = torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type));
+  // Not new_empty, which looks its operator up by name and boxes the arguments: more time than a
+  // small call has.
+  AtenTensorHandle made = nullptr;
+  if (aoti_torch_empty_strided(static_cast<std::int64_t>(shape.size()), shape.data(),
+                               strides.data(), dtype, device_type, like.get_device_index(),
+                               &made) != AOTI_TORCH_SUCCESS) {
     raise_out_of_memory(what, shape, type);
   }
+  return Tensor(made);
 }
 
 Tensor new_cpu_tensor(const std::vector<std::int64_t>& shape, ScalarType type, const char* what) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,6 +16,14 @@ from .sparsity import Sparsity, sparsity_text
 
 Window = tuple[int | None, int | None]
 
+_LARGEST_SCALE = torch.finfo(torch.float32).max
+_DTYPE_NAMES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float64: "fp64",
+}
+
 
 class Calibrated(Protocol):
     """What `calibration=` needs: the change of basis of one layer."""
@@ -23,28 +33,28 @@ class Calibrated(Protocol):
     w: Tensor | None  # fp32 [Hkv, D], > 0
 
 
-def _check_tensor(name: str, tensor: Any, like: Tensor | None = None) -> None:
+def _check_tensor(name: str, tensor: Any, device: torch.device | None = None) -> None:
     if not isinstance(tensor, Tensor):
         raise InvalidArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided:
         raise InvalidArgumentError(f"{name}: expected a strided tensor, got {tensor.layout}")
-    if like is not None and tensor.device != like.device:
+    if device is not None and tensor.device != device:
         raise InvalidArgumentError(
-            f"{name}: expected device {like.device} as for q, got {tensor.device}"
+            f"{name}: expected device {device} as for q, got {tensor.device}"
         )
 
 
-def _check_device(q: Tensor) -> None:
-    kind = q.device.type
+def _check_device(device: torch.device) -> None:
+    kind = device.type
     if kind not in ("cpu", "cuda", "meta"):
         raise UnsupportedError(
-            f"device: expected cpu or cuda, got {q.device}; twofour has no {kind} kernels"
+            f"device: expected cpu or cuda, got {device}; twofour has no {kind} kernels"
         )
     # Not while torch.compile traces, which cannot look into it; the operator says the same later.
     if kind == "cuda" and not torch.compiler.is_compiling():
-        why_not = cuda_info(cuda_index(q.device))[3]
+        why_not = cuda_info(cuda_index(device))[3]
         if why_not:
-            raise UnsupportedError(f"device: expected cpu, got {q.device}; {why_not}")
+            raise UnsupportedError(f"device: expected cpu, got {device}; {why_not}")
 
 
 def longest_sequence(cu_seqlens: Tensor, total: int, given: int, name: str) -> int:
@@ -57,6 +67,11 @@ def longest_sequence(cu_seqlens: Tensor, total: int, given: int, name: str) -> i
         raise InvalidArgumentError(
             f"cu_seqlens_{name}: expected an int32 vector of batch + 1 offsets, got "
             f"{dtype} {list(cu_seqlens.shape)}"
+        )
+    if not cu_seqlens.is_contiguous():
+        raise InvalidArgumentError(
+            f"cu_seqlens_{name}: expected a contiguous vector, got one with stride "
+            f"{cu_seqlens.stride(0)}"
         )
     if cu_seqlens.device.type == "meta":
         if given < 0:
@@ -141,7 +156,7 @@ def _mask(mask: Tensor | None, q: Tensor, k: Tensor, packed: bool) -> Tensor | N
     """The mask expanded without a copy to [B, Hq, M, N]; q and k are [B, M, H, D]."""
     if mask is None:
         return None
-    _check_tensor("mask", mask, q)
+    _check_tensor("mask", mask, q.device)
     if mask.dtype != torch.bool:
         raise UnsupportedError(
             f"mask: expected bool (true = may attend), got {mask.dtype}; an additive mask does not "
@@ -166,9 +181,73 @@ def _scale(scale: Any) -> float | None:
     try:
         if isinstance(scale, (str, bytes)) or (isinstance(scale, Tensor) and scale.numel() != 1):
             raise TypeError
-        return float(scale)
+        number = float(scale)
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgumentError(f"scale: expected a number, got {scale!r}") from None
+    if not torch.compiler.is_compiling() and not abs(number) <= _LARGEST_SCALE:
+        raise InvalidArgumentError(f"scale: expected a finite fp32 number, got {number}")
+    return number
+
+
+def _causal(causal: Any) -> bool:
+    if isinstance(causal, bool):
+        return causal
+    one = not isinstance(causal, Tensor) or causal.numel() == 1
+    if not one or isinstance(causal, (str, bytes)) or causal not in (0, 1):
+        raise InvalidArgumentError(f"causal: expected True or False, got {causal!r}")
+    return bool(causal)
+
+
+def _longest(name: str, given: Any, packed: bool) -> int | None:
+    """max_seqlen_q or max_seqlen_k as given."""
+    if given is None:
+        return None
+    if isinstance(given, (bool, float, str)):
+        raise InvalidArgumentError(f"max_seqlen_{name}: expected a whole number, got {given!r}")
+    if not packed:
+        raise InvalidArgumentError(
+            f"max_seqlen_{name}: expected none without cu_seqlens_{name}, got {given!r}"
+        )
+    if not torch.compiler.is_compiling() and given < 0:
+        raise InvalidArgumentError(f"max_seqlen_{name}: expected a length >= 0, got {given}")
+    return given
+
+
+def _check_meta(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """What the operator refuses where there is memory."""
+    packed = q.dim() == 3
+    keys = (*(() if packed else q.shape[:1]), *k.shape[-3:-1])
+    check_operand("k", k, q, (*keys, q.size(-1)))
+    check_operand("v", v, q, (*keys, v.size(-1)))
+    if not k.size(-2) or q.size(-2) % k.size(-2):
+        raise InvalidArgumentError(
+            f"heads_q: expected a multiple of heads_kv = {k.size(-2)}, got {q.size(-2)}"
+        )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As the C++ library writes it."""
+    return _DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def check_operand(name: str, tensor: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
+    """What the operator checks when it runs."""
+    if tensor.dtype != q.dtype:
+        raise InvalidArgumentError(
+            f"{name}: expected {dtype_name(q.dtype)}, got {dtype_name(tensor.dtype)}"
+        )
+    if tensor.shape != shape:
+        raise InvalidArgumentError(
+            f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}"
+        )
+
+
+def check_options(function: str, options: Iterable[str]) -> None:
+    """Python's own error for a keyword that `function` does not take, under its own name."""
+    known = inspect.signature(operator_arguments).parameters
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def _transform(calibration: Calibrated | None, q: Tensor) -> tuple[Tensor | None, ...]:
@@ -181,10 +260,14 @@ def _transform(calibration: Calibrated | None, q: Tensor) -> tuple[Tensor | None
             f"Calibration.load(path).layers[0], got {type(calibration).__name__}"
         )
     t_q, t_k, w = calibration.t_q, calibration.t_k, calibration.w
-    _check_tensor("calibration.t_q", t_q, q)
-    _check_tensor("calibration.t_k", t_k, q)
-    if w is not None:
-        _check_tensor("calibration.w", w, q)
+    for name, tensor in (("t_q", t_q), ("t_k", t_k), ("w", w)):
+        if tensor is None and name == "w":
+            continue
+        _check_tensor(f"calibration.{name}", tensor, q.device)
+        if not tensor.is_contiguous():
+            raise InvalidArgumentError(
+                f"calibration.{name}: expected a contiguous tensor, got strides {tensor.stride()}"
+            )
     return t_q, t_k, w
 
 
@@ -236,9 +319,10 @@ def operator_arguments(
 ) -> Arguments:
     """Checks what `twofour.attention` takes, and turns it into what the operators take."""
     _check_tensor("q", q)
-    _check_tensor("k", k, q)
-    _check_tensor("v", v, q)
-    _check_device(q)
+    device = q.device
+    _check_tensor("k", k, device)
+    _check_tensor("v", v, device)
+    _check_device(device)
     _refuse(dropout_p, softcap, sinks, bias)
     if align not in ("bottom_right", "top_left"):
         raise InvalidArgumentError(f"align: expected bottom_right or top_left, got {align!r}")
@@ -249,8 +333,8 @@ def operator_arguments(
     if packed:
         if cu_seqlens_q is None or cu_seqlens_k is None:
             raise InvalidArgumentError("cu_seqlens_q and cu_seqlens_k: expected both or neither")
-        _check_tensor("cu_seqlens_q", cu_seqlens_q, q)
-        _check_tensor("cu_seqlens_k", cu_seqlens_k, q)
+        _check_tensor("cu_seqlens_q", cu_seqlens_q, device)
+        _check_tensor("cu_seqlens_k", cu_seqlens_k, device)
         if layout != "bmhd":
             raise InvalidArgumentError("layout: expected bmhd with cu_seqlens, got bhmd")
     rank = 3 if packed else 4
@@ -265,7 +349,11 @@ def operator_arguments(
     if layout == "bhmd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    if packed and q.device.type == "cuda":
+    max_seqlen_q = _longest("q", max_seqlen_q, packed)
+    max_seqlen_k = _longest("k", max_seqlen_k, packed)
+    if device.type == "meta":
+        _check_meta(q, k, v)
+    if packed and device.type == "cuda":
         max_seqlen_q = _longest_on_cuda(cu_seqlens_q, q.size(0), max_seqlen_q, "q")
         max_seqlen_k = _longest_on_cuda(cu_seqlens_k, k.size(0), max_seqlen_k, "k")
     t_q, t_k, w = _transform(calibration, q)
@@ -282,7 +370,7 @@ def operator_arguments(
         t_k,
         w,
         sparsity_text(mode),
-        bool(causal),
+        _causal(causal),
         align == "top_left",
         left,
         right,

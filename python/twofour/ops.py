@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any, NamedTuple
 
@@ -9,7 +10,14 @@ import torch
 from torch import Tensor
 
 from . import _library  # noqa: F401  (registers the operators used below)
-from ._arguments import Arguments, Calibrated, Window, operator_arguments
+from ._arguments import (
+    Arguments,
+    Calibrated,
+    Window,
+    check_options,
+    dtype_name,
+    operator_arguments,
+)
 from .errors import InvalidArgumentError, UncalibratedWarning, reraise
 from .sparsity import Sparsity
 
@@ -17,6 +25,9 @@ from .sparsity import Sparsity
 STATS_FIELDS = ("units", "refined", "dropped", "pruned_pairs", "live_pairs")
 
 _warned: set[str] = set()
+
+# What torch's own autograd kernels of Python operators enter; without it calls are only slower.
+_below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
 
 
 class Trace(NamedTuple):
@@ -50,17 +61,24 @@ def _run(op: Any, arguments: Arguments) -> Any:
         return op(*arguments)  # the fake kernel warns; the error keeps its text in a RuntimeError
     _warn_uncalibrated(arguments.sparsity, arguments.t_q)
     try:
-        return op(*arguments)
+        # Only a calibration can still need a gradient, which the operator's autograd kernel then
+        # refuses. It is in Python and costs more than everything else here.
+        if arguments.t_q is not None and torch.is_grad_enabled():
+            return op(*arguments)
+        with _below_autograd():
+            return op(*arguments)
     except RuntimeError as error:
         reraise(error)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under torch.autocast one dtype for all, as SDPA gets it: rotary embeddings leave fp32."""
-    if not all(isinstance(t, Tensor) for t in tensors):
+    if not isinstance(tensors[0], Tensor):
         return tensors  # refused by name later
     device = tensors[0].device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    if not all(isinstance(t, Tensor) for t in tensors):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     floats = (torch.float32, torch.float16, torch.bfloat16)
@@ -115,7 +133,8 @@ def attention(
             offsets unchecked, a missing one is read here, with a check and a wait for the device;
             under torch.compile and graph capture both must be given.
         calibration: an object with t_q, t_k [Hkv, D, D] and w [Hkv, D] or None (fp32, contiguous);
-            read by the modes with a pruned Query.
+            read by the modes with a pruned Query. That t_k is the transposed inverse of t_q is
+            checked by `Calibration.load`, not here at every call.
         layout: "bmhd", or "bhmd" for PyTorch's order of q, k, v and the output.
         dropout_p, softcap, sinks, bias: refused unless off; they do not exist yet.
         return_lse: also the log-sum-exp of each row, natural logarithm, fp32 [B, Hq, M] or [Hq, T].
@@ -168,6 +187,7 @@ def trace(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bmhd", **options: A
     Slow, and Hq * rows * N bytes large. Options and errors as for `attention`, without return_lse
     and return_stats.
     """
+    check_options("trace", options)
     arguments = operator_arguments(q, k, v, layout=layout, **options)
     o, lse, kept, unit = _run(torch.ops.twofour.trace.default, arguments)
     return Trace(o.transpose(1, 2) if layout == "bhmd" else o, lse, kept, unit)
@@ -185,6 +205,19 @@ def merge(
     Returns:
         (o, lse) in the same forms, computed in fp32; rows without a key in either stay 0 and -inf.
     """
+    for name, tensor in (("o1", o1), ("lse1", lse1), ("o2", o2), ("lse2", lse2)):
+        if not isinstance(tensor, Tensor):
+            raise InvalidArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        want = torch.float32 if name.startswith("lse") else o1.dtype
+        if tensor.dtype != want or not tensor.is_floating_point():
+            raise InvalidArgumentError(
+                f"{name}: expected {dtype_name(want) if want.is_floating_point else 'a float'}, "
+                f"got {dtype_name(tensor.dtype)}"
+            )
+        if tensor.device != o1.device:
+            raise InvalidArgumentError(
+                f"{name}: expected device {o1.device} as for o1, got {tensor.device}"
+            )
     if o1.shape != o2.shape or lse1.shape != lse2.shape or lse1.dim() != o1.dim() - 1:
         raise InvalidArgumentError(
             "merge: expected two outputs and two lse of the same shapes, got "
