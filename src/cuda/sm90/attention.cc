@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -348,6 +350,20 @@ Status read_decisions(Decisions& decisions, const Workspace& w, cudaStream_t str
   return to_status(cudaStreamSynchronize(stream), "reading decisions");
 }
 
+/// Lets a kernel have more shared memory than kernels may by default. The runtime remembers it for
+/// the current device, so the first launch on each asks.
+Status reserve_shared(int row, const Compiled& compiled_row, int device) {
+  static std::array<std::atomic<std::uint64_t>, kRowCount> reserved{};  // a bit for each device
+  const std::uint64_t bit = device >= 0 && device < 64 ? std::uint64_t{1} << device : 0;
+  if (reserved[row].load(std::memory_order_acquire) & bit) return {};
+  const Status status = to_status(
+      cudaFuncSetAttribute(compiled_row.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           compiled_row.shared_bytes),
+      "reserving shared memory");
+  if (status.ok()) reserved[row].fetch_or(bit, std::memory_order_release);
+  return status;
+}
+
 Status launch(const Kernel& kernel, const Launch& launch) {
   const AttentionProblem& p = launch.problem;
   const Config& c = config_of(kernel);
@@ -361,10 +377,7 @@ Status launch(const Kernel& kernel, const Launch& launch) {
   status = prepare(launch, c, w, stream);
   if (!status.ok()) return status;
   const Compiled compiled_row = compiled(kernel.number);
-  status = to_status(
-      cudaFuncSetAttribute(compiled_row.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           compiled_row.shared_bytes),
-      "reserving shared memory");
+  status = reserve_shared(kernel.number, compiled_row, launch.device.index);
   if (!status.ok()) return status;
   const std::int64_t items = max_row_blocks(p) * p.heads_q;
   const auto grid = static_cast<unsigned>(
