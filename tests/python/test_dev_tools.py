@@ -134,6 +134,59 @@ def test_headers(tree):
     assert finding.startswith("include/twofour/bad.h:3:")
 
 
+CONFIG = """
+inline constexpr Variant kVariants[] = {
+    {QKProduct::kExact, ScorePattern::kPair},
+    {QKProduct::kInt8, ScorePattern::kPair, false, true},
+};
+inline constexpr int kRowCount = 8 * kVariantCount;
+"""
+
+
+def ptxas_said(row: int, spills: int, code: str = "C7519") -> str:
+    name = f"_ZN7twofour4cuda4sm9016attention_kernelILi{row}EEEvNS1_6ParamsE"
+    return (
+        f"ptxas info    : ({code}) something about wgmma in function '{name}'\n"
+        f"ptxas info    : Compiling entry function '{name}' for 'sm_90a'\n"
+        f"    480 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "said, expected",
+    [
+        (ptxas_said(0, 0), None),
+        (ptxas_said(1, 1900, "C7520"), None),
+        (ptxas_said(0, 0, "C7520"), "attention_kernel<0> (exact pair, timed): C7520"),
+        (ptxas_said(1, 0, "C7513"), "attention_kernel<1> (int8 pair drop, deciding): C7513"),
+        (ptxas_said(2, 1900), "attention_kernel<2> (exact pair, timed): 1900 bytes of spills"),
+        (ptxas_said(8, 1900), None),
+        (ptxas_said(9, 9000), "attention_kernel<9> (int8 pair drop, debugging): 9000 bytes"),
+        ("", "ptxas reported no kernel"),
+    ],
+)
+def test_ptxas(tree, monkeypatch, said, expected):
+    name = write(tree, "src/cuda/sm90/a.cu", "")
+    write(tree, "src/cuda/sm90/config.h", CONFIG)
+    nvcc = tree / "bin/nvcc"
+    write(tree, "bin/nvcc", f'#!/bin/sh\ncat <<"END" >&2\n{said}END\n')
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{nvcc.parent}:{os.environ['PATH']}")
+    found = list(check.ptxas())
+    if expected is None:
+        assert found == []
+    else:
+        (finding,) = found
+        assert finding.startswith(f"{name}:1: {expected}")
+
+
+def test_ptxas_knows_the_rows():
+    rows = check.rows_of(ROOT)
+    assert [row.kind for row in rows].count("debugging") == len(rows) / 2 > 0
+    assert str(rows[0]) == "attention_kernel<0> (exact none, timed)"
+    assert {row.kind for row in rows} == {"timed", "deciding", "debugging"}
+
+
 def test_shell(tree):
     write(tree, ".ci/run", "#!/bin/sh\n")
     write(tree, "dev", "#!/bin/bash\necho $1\n")
@@ -267,9 +320,13 @@ def test_dev_refuses_an_unfit_python(tmp_path):
     old = tmp_path / "python3"
     old.write_text("#!/bin/sh\necho 3.9.2\n")
     old.chmod(0o755)
+    hello = tmp_path / "hello"
+    hello.write_text("#!/bin/sh\necho hello\n")
+    hello.chmod(0o755)
     for python, expected in [
         (str(old), "expected Python 3.11 or newer, found 3.9.2"),
-        (str(tmp_path / "missing"), "or its environment, got"),
+        (str(tmp_path / "missing"), "expected a Python 3.11 or newer or its environment, got"),
+        (str(hello), "expected a Python 3.11 or newer or its environment, got"),
     ]:
         for words, name in ([], "TWOFOUR_PYTHON"), (["--python", python], "--python"):
             environment = {"PATH": "/usr/bin:/bin", "TWOFOUR_SKIP_APT": "1"}
@@ -288,21 +345,37 @@ def test_dev_refuses_an_unfit_python(tmp_path):
         (["test", "--bogus"], "unrecognized arguments: --bogus"),
         (["test", "--only", "nothing"], "invalid choice: 'nothing'"),
         (["check", "nothing"], "unknown check nothing"),
+        (["demo", "--bad"], "twofour.demo: unrecognized arguments: --bad; --help lists"),
+        (["demo", "--tokens", "x"], "--tokens: expected a number, got 'x'"),
     ],
 )
 def test_dev_refuses_words_before_it_sets_up(tmp_path, words, expected):
     script = copy_of_dev(tmp_path / "project")
-    for name in ("run_tests", "check", "docs_checks"):
-        shutil.copy2(ROOT / f"tools/dev/{name}.py", script.parent / "tools/dev")
+    for file in (ROOT / "tools/dev").glob("*.py"):
+        shutil.copy2(file, script.parent / "tools/dev")
+    modules = script.parent / "python/twofour"
+    shutil.copytree(ROOT / "python/twofour", modules, ignore=shutil.ignore_patterns("_*.so"))
+    torch = write(tmp_path, "absent/torch.py", "raise ModuleNotFoundError('torch')\n")
     folder = Path(sys.executable).resolve().parent  # a Python that is new enough
-    result = subprocess.run(
-        [script, *words],
-        capture_output=True,
-        text=True,
-        env={"PATH": f"{folder}:/usr/bin:/bin", "TWOFOUR_SKIP_APT": "1"},
-    )
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [script, *words],
+            capture_output=True,
+            text=True,
+            env={
+                "PATH": f"{folder}:/usr/bin:/bin",
+                "PYTHONPATH": str((tmp_path / torch).parent),
+                "TWOFOUR_SKIP_APT": "1",
+            },
+        )
+
+    result = run(*words)
     assert result.returncode == 2 and expected in result.stderr.splitlines()[-1]
-    assert "==>" not in result.stdout and not (script.parent / ".venv").exists()
+    help = run(words[0], "--help")
+    assert help.returncode == 0 and help.stdout.startswith("usage: ")
+    for result in (result, help):
+        assert "==>" not in result.stdout and not (script.parent / ".venv").exists()
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(1)", "raise"])  # pip does the first
@@ -332,8 +405,10 @@ def test_dev_interrupted_in_a_step_says_so(tmp_path, code):
         os.killpg(process.pid, signal.SIGINT)  # as the terminal does
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130 and out == ""
-    assert "cancelled" in err
-    assert err.count("dev: interrupted; run the same command again to go on") == 1
+    # What the interrupted program says, a traceback perhaps, is kept for whoever looks.
+    assert err == "dev: interrupted; run the same command again to go on\n"
+    log = (tmp_path / "build/log/pip.log").read_text()
+    assert "cancelled" in log and ("Traceback" in log) == (code == "raise")
 
 
 def test_dev_says_which_signal_ended_a_step(tmp_path):

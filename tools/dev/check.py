@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from docs_checks import environment_findings, link_findings, path_findings, semantics_findings
+from ptxas_checks import known_notes, ptxas_findings, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "release"
@@ -76,8 +77,10 @@ def text_of(name: str) -> str:
         return ""  # binary: fixtures, fuzz corpus
 
 
-def in_parallel(function: Callable[[str], list[str]], names: list[str]) -> Iterator[str]:
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+def in_parallel(
+    function: Callable[[str], list[str]], names: list[str], jobs: int | None = None
+) -> Iterator[str]:
+    with ThreadPoolExecutor(max_workers=jobs or os.cpu_count()) as pool:
         for findings in pool.map(function, names):
             yield from findings
 
@@ -158,16 +161,20 @@ def shell() -> Iterator[str]:
     yield from tool_findings(run("shellcheck", "-x", "-f", "gcc", *scripts), "shellcheck")
 
 
+def nvcc_for_hopper() -> list[str]:
+    """nvcc with the options of every compilation for sm_90a; empty where there is none."""
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    options = ["-std=c++20", "-arch=sm_90a", "--expt-relaxed-constexpr", "-Iinclude", "-Isrc"]
+    return [nvcc, *options] if nvcc else []
+
+
 @check
 def headers() -> Iterator[str]:
     """Every header compiles alone, the C API also as C, those of CUDA where nvcc is."""
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    nvcc = nvcc_for_hopper()
 
     def one_of_cuda(name: str) -> list[str]:
-        result = run(
-            *(nvcc, "-std=c++20", "-arch=sm_90a", "--expt-relaxed-constexpr", "-Iinclude", "-Isrc"),
-            *("-include", name, "-x", "cu", "-c", os.devnull, "-o", os.devnull),
-        )
+        result = run(*nvcc, "-include", name, "-x", "cu", "-c", os.devnull, "-o", os.devnull)
         return [f for f in tool_findings(result, name) if "error" in f][:1]
 
     def one(name: str) -> list[str]:
@@ -216,6 +223,29 @@ def cost() -> Iterator[str]:
                 f"{name}:1: {measured['seconds']} s and {measured['mib']} MiB to compile, "
                 f"at most {MAX_COMPILE_SECONDS:.0f} s and {MAX_COMPILE_MIB} MiB"
             )
+
+
+@check
+def ptxas() -> Iterator[str]:
+    """ptxas serialises no product of the Hopper kernels and spills within budget, where nvcc is."""
+    nvcc = nvcc_for_hopper()
+    names = [name for name in files(".cu") if name.startswith("src/cuda/sm90/")]
+    if not nvcc or not names:
+        return
+    rows = rows_of(ROOT)
+    if not rows:
+        yield "src/cuda/sm90/config.h:1: expected the table kVariants and 8 rows for each of it"
+
+    def one(name: str) -> list[str]:
+        result = run(*nvcc, "-O3", "-Xptxas", "-v", "-cubin", name, "-o", os.devnull)
+        if result.returncode:
+            return tool_findings(result, name)[:1]
+        output = result.stdout + result.stderr
+        for note in known_notes(output, rows):
+            print(f"  {name}: known: {note}")
+        return list(ptxas_findings(name, output, rows))
+
+    yield from in_parallel(one, names, jobs=2)
 
 
 @check
