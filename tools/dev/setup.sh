@@ -41,6 +41,17 @@ need_space() { # need_space MIB WHAT
   ((free >= $1)) || fail "$2 needs about $1 MiB of free disk in $root, found $free MiB"
 }
 
+# show_errors LOG: lines of stdin to the log and to the terminal. Ctrl-C reaches all processes of the
+# terminal: what still writes must not lose its reader, and its tracebacks go to the log alone.
+show_errors() {
+  local line quiet=
+  trap 'quiet=1' INT TERM
+  while IFS= read -r line || [[ -n $line ]]; do
+    printf '%s\n' "$line" >&3
+    [[ -n $quiet ]] || printf '%s\n' "$line" >&2
+  done 3>"$1"
+}
+
 # step NAME TEXT COMMAND...: runs the command with its output shown and its errors kept, and says in
 # one line why it failed.
 step() {
@@ -48,8 +59,7 @@ step() {
   shift 2
   mkdir -p "$logs" || fail "cannot write to $root/build"
   say "$text"
-  # Ctrl-C reaches all processes of the terminal; what still writes must not lose its reader.
-  exec {errors}> >(trap '' INT TERM && exec tee "$logs/$name.log" >&2)
+  exec {errors}> >(show_errors "$logs/$name.log")
   reader=$!
   "$@" 2>&$errors {errors}>&- || code=$?
   exec {errors}>&-
@@ -103,7 +113,12 @@ install_packages() {
     apt-get -q install -y --no-install-recommends "${missing[@]}"
 }
 
-python_version() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null; }
+# python_version PYTHON: "3.12.1"; fails where that is not a Python.
+python_version() {
+  local version
+  version=$("$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) || return
+  [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] && echo "$version"
+}
 at_least() { # at_least MINIMUM VERSION
   [[ $(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]
 }
