@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -124,6 +124,17 @@ def _check_grad(tensors: dict[str, Tensor | None]) -> None:
                 f"{name}: expected a tensor that does not require grad, since twofour has no "
                 "backward yet; call under torch.no_grad() or detach it"
             )
+
+
+def _refuse_ranks(q: Tensor, k: Tensor, v: Tensor, packed: bool, layout: str) -> NoReturn:
+    """Names the first of three tensors whose rank is wrong."""
+    if packed:
+        rank, form = 3, "[tokens, heads, dim] with cu_seqlens"
+    else:
+        rank = 4
+        form = f"[batch, {'heads, length' if layout == 'bhmd' else 'length, heads'}, dim]"
+    name, tensor = next((name, t) for name, t in (("q", q), ("k", k), ("v", v)) if t.dim() != rank)
+    raise InvalidArgumentError(f"{name}: expected {form}, got {list(tensor.shape)}")
 
 
 def _refuse(dropout_p: float, softcap: float | None, sinks: Any, bias: Any) -> None:
@@ -337,15 +348,8 @@ def operator_arguments(
         _check_tensor("cu_seqlens_k", cu_seqlens_k, device)
         if layout != "bmhd":
             raise InvalidArgumentError("layout: expected bmhd with cu_seqlens, got bhmd")
-    rank = 3 if packed else 4
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != rank:
-            form = "[tokens, heads, dim] with cu_seqlens"
-            if not packed:
-                form = "[batch, length, heads, dim]"
-                if layout == "bhmd":
-                    form = "[batch, heads, length, dim]"
-            raise InvalidArgumentError(f"{name}: expected {form}, got {list(tensor.shape)}")
+    if not q.dim() == k.dim() == v.dim() == (3 if packed else 4):
+        _refuse_ranks(q, k, v, packed, layout)
     if layout == "bhmd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
