@@ -79,21 +79,56 @@ def progress(quiet: bool = False) -> Iterator[Progress]:
         shown.done()
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """The --device of every command that loads a model."""
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that loads a model and reads a text."""
+    parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
     parser.add_argument("--device", help="cpu, cuda or cuda:N (default: CUDA where it can be used)")
+    parser.add_argument("--text", help="UTF-8 text file (default Jane Austen's novels)")
 
 
-def count(name: str, low: int, high: int) -> Callable[[str], int]:
-    """An argparse type: an integer in low..high."""
+def add_modes(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that compares modes with the reference."""
+    from .sparsity import MODES  # brings torch, which ./dev demo has yet to install
+
+    parser.add_argument("--modes", default=",".join(MODES), help="comma-separated modes")
+    parser.add_argument("--calibration", help="file of twofour.calibrate, for dual and refined")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+
+
+def modes_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
+    """The names given to --modes, each known: said before minutes of work.
+
+    Raises:
+        InvalidArgumentError: a mode that is not understood.
+    """
+    from ._hf_modes import SDPA
+    from .sparsity import Sparsity
+
+    names = [name.strip() for name in options.modes.split(",") if name.strip()]
+    if not names:
+        parser.error(f"--modes: expected at least one mode, got {options.modes!r}")
+    for name in names:
+        if name != SDPA:
+            Sparsity.parse(name)
+    return names
+
+
+def count(low: int, high: int) -> Callable[[str], int]:
+    """An argparse type: an integer in low..high. argparse names the option."""
 
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{name}: expected a number, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{name}: expected {low}..{high}, got {value}")
+            raise argparse.ArgumentTypeError(f"expected {low}..{high}, got {value}")
         return value
 
     return parse
+
+
+def counts(low: int, high: int) -> Callable[[str], list[int]]:
+    """An argparse type: comma-separated integers in low..high, each once."""
+    one = count(low, high)
+    return lambda text: list(dict.fromkeys(one(part) for part in text.split(",")))

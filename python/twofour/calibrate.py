@@ -108,14 +108,12 @@ def _layer(moments: _basis.Moments, basis: Callable) -> LayerCalibration:
 
 def _main(argv: Sequence[str]) -> None:
     parser = _cli.Parser(prog="twofour.calibrate", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
-    _cli.add_device(parser)
-    parser.add_argument("--text", help="UTF-8 text file (default Jane Austen's novels)")
+    _cli.add_source(parser)
     parser.add_argument("--out", required=True, help="calibration file to write (.safetensors)")
     parser.add_argument("--kind", default="balanced", choices=KINDS)
-    tokens = _cli.count("--tokens", MIN_TOKENS, 1 << 24)
+    tokens = _cli.count(MIN_TOKENS, 1 << 24)
     parser.add_argument("--tokens", type=tokens, default=DEFAULT_TOKENS, help="tokens to read")
-    window = _cli.count("--window", 64, 1 << 20)
+    window = _cli.count(64, 1 << 20)
     parser.add_argument(
         "--window", type=window, help=f"default {DEFAULT_WINDOW}, or all the model takes"
     )
@@ -123,6 +121,8 @@ def _main(argv: Sequence[str]) -> None:
     _extras.require("hf")
     if not Path(options.out).resolve().parent.is_dir():
         raise InvalidArgumentError(f"--out: no such directory: {Path(options.out).parent}")
+    if Path(options.out).is_dir():
+        raise InvalidArgumentError(f"--out: expected a file to write, got a folder: {options.out}")
     with _cli.progress() as show:
         show("reading the text")
         words = text.read(options.text)

@@ -305,28 +305,19 @@ def caution(evaluation: Evaluation) -> str:
 
 def _main(argv: Sequence[str]) -> None:
     parser = _cli.Parser(prog="twofour.eval", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
-    _cli.add_device(parser)
-    parser.add_argument("--text", help="UTF-8 text file (default Jane Austen's novels)")
-    parser.add_argument("--modes", default=",".join(MODES), help="comma-separated modes")
-    window = _cli.count("--tokens", 2, 1 << 20)
+    _cli.add_source(parser)
+    window = _cli.count(2, 1 << 20)
     parser.add_argument("--tokens", type=window, default=8192, help="tokens in a window")
-    windows = _cli.count("--windows", 1, 1 << 16)
+    windows = _cli.count(1, 1 << 16)
     parser.add_argument("--windows", type=windows, default=1, help="number of windows")
-    skip = _cli.count("--skip", 0, 1 << 24)
+    skip = _cli.count(0, 1 << 24)
     parser.add_argument("--skip", type=skip, default=DEFAULT_TOKENS, help="tokens left out first")
-    parser.add_argument("--calibration", help="file of twofour.calibrate, for dual and refined")
-    samples = _cli.count("--samples", 0, 1 << 16)
+    samples = _cli.count(0, 1 << 16)
     parser.add_argument("--samples", type=samples, default=SAMPLES, help="row blocks per layer")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    _cli.add_modes(parser)
     options = parser.parse_args(argv)
-    names = [name.strip() for name in options.modes.split(",") if name.strip()]
-    if not names:
-        parser.error(f"--modes: expected at least one mode, got {options.modes!r}")
+    names = _cli.modes_of(parser, options)
     _extras.require("hf")
-    for name in names:
-        if name != REFERENCE:
-            Sparsity.parse(name)  # before minutes of work
     calibration = Calibration.load(options.calibration) if options.calibration else None
     with _cli.progress() as show:
         show("reading the text")

@@ -27,9 +27,9 @@ from . import _extras, models
 from ._hf_modes import AUTO, SDPA, Modes, Run, head_modes, head_runs
 from ._hf_pack import Packing
 from .calibration import Calibration, LayerCalibration
-from .errors import InvalidArgumentError, UnsupportedError
+from .errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from .ops import attention
-from .plans import explain
+from .plans import explain, kernels
 from .sparsity import Sparsity
 
 with _extras.needs("hf"):
@@ -174,6 +174,8 @@ def enable(
         UnsupportedError: the model does not use transformers' attention interface.
     """
     modules = attention_modules(model)
+    if kernel and kernel not in kernels():
+        raise NotFoundError(f"kernel: expected one of twofour.kernels(), got {kernel!r}")
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
     settings = {}

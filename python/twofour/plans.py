@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +9,13 @@ import torch
 from torch import Tensor
 
 from . import _library  # noqa: F401  (registers the operators used below)
-from ._arguments import longest_sequence, operator_arguments
+from ._arguments import (
+    check_operand,
+    check_options,
+    dtype_name,
+    longest_sequence,
+    operator_arguments,
+)
 from ._devices import cuda_index, cuda_info
 from .errors import InvalidArgumentError, reraise
 
@@ -56,30 +61,13 @@ def kernels() -> list[str]:
     return torch.ops.twofour.kernels().split("\n")
 
 
-def _name(dtype: torch.dtype) -> str:
-    """As the C++ library writes it."""
-    if dtype == torch.float64:
-        return "fp64"
-    return _DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
-def _check_operand(name: str, tensor: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
-    """What the operator checks when it runs."""
-    if tensor.dtype != q.dtype:
-        raise InvalidArgumentError(f"{name}: expected {_name(q.dtype)}, got {_name(tensor.dtype)}")
-    if tensor.shape != shape:
-        raise InvalidArgumentError(
-            f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}"
-        )
-
-
 def _place(q: Tensor, device: torch.device | str | None) -> torch.device:
     """Where the plan is for."""
     if device is None:
         return torch.device("cpu") if q.device.type == "meta" else q.device
     try:
         place = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         place = None
     if place is None or place.type not in ("cpu", "cuda"):
         raise InvalidArgumentError(f"device: expected cpu or cuda, got {device}")
@@ -105,6 +93,7 @@ def explain(
         raise InvalidArgumentError(
             "explain: expected q, k and v, whose shapes decide; tensors on the meta device do"
         )
+    check_options("explain", options)
     # Nothing is computed, so nothing needs a derivative either.
     given = operator_arguments(
         *(t.detach() if isinstance(t, Tensor) else t for t in (q, k, v)), **options
@@ -112,13 +101,11 @@ def explain(
     q, k, v = given.q, given.k, given.v
     place = _place(q, device)
     if q.dtype not in _DTYPES:
-        raise InvalidArgumentError(f"q: expected fp32, fp16 or bf16, got {_name(q.dtype)}")
-    if given.scale is not None and not math.isfinite(given.scale):
-        raise InvalidArgumentError(f"scale: expected a finite number, got {given.scale}")
+        raise InvalidArgumentError(f"q: expected fp32, fp16 or bf16, got {dtype_name(q.dtype)}")
     packed = given.cu_seqlens_q is not None
     keys = (*(() if packed else q.shape[:1]), *k.shape[-3:-1])
-    _check_operand("k", k, q, (*keys, q.size(-1)))
-    _check_operand("v", v, q, (*keys, v.size(-1)))
+    check_operand("k", k, q, (*keys, q.size(-1)))
+    check_operand("v", v, q, (*keys, v.size(-1)))
     if packed:
         seqlen_q = longest_sequence(given.cu_seqlens_q, q.size(0), given.max_seqlen_q, "q")
         seqlen_k = longest_sequence(given.cu_seqlens_k, k.size(0), given.max_seqlen_k, "k")

@@ -193,3 +193,14 @@ def test_command_line(tmp_path, capsys):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error == "calibrate: calibration text: expected at least 4096 tokens, got 10"
     assert run("calibrate", calibrate._main, [*arguments[:-1], str(tmp_path / "no/x")]) == 2
+
+
+def test_command_line_refuses_a_folder_to_write_before_any_work(tmp_path, capsys):
+    assert calibrate.main(["--out", str(tmp_path), "--model", str(tmp_path / "none")]) == 2
+    assert "--out: expected a file to write, got a folder" in capsys.readouterr().err
+
+
+def test_command_line_names_an_option_once(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        calibrate.main(["--out", str(tmp_path / "c"), "--tokens", "few"])
+    assert "argument --tokens: expected a number, got 'few'" in capsys.readouterr().err

@@ -218,6 +218,11 @@ def test_auto_is_exact_below_a_thousand_keys(calls):
     assert [c["mode"] for c in calls] == ["auto", "auto"]
 
 
+def test_enable_refuses_an_unknown_kernel_at_once():
+    with pytest.raises(twofour.NotFoundError, match="kernel: expected one of"):
+        twofour.hf.enable(tiny_llama(), mode="dense", kernel="foo")
+
+
 def test_disable_undoes_enable():
     model = tiny_llama()
     ids = tokens(1, 400)
