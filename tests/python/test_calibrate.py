@@ -196,11 +196,12 @@ def test_command_line(tmp_path, capsys):
 
 
 def test_command_line_refuses_a_folder_to_write_before_any_work(tmp_path, capsys):
-    assert calibrate.main(["--out", str(tmp_path), "--model", str(tmp_path / "none")]) == 2
+    arguments = ["--out", str(tmp_path), "--model", str(tmp_path / "none")]
+    assert calibrate._cli.run("calibrate", calibrate._main, arguments) == 2
     assert "--out: expected a file to write, got a folder" in capsys.readouterr().err
 
 
 def test_command_line_names_an_option_once(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        calibrate.main(["--out", str(tmp_path / "c"), "--tokens", "few"])
+        calibrate._main(["--out", str(tmp_path / "c"), "--tokens", "few"])
     assert "argument --tokens: expected a number, got 'few'" in capsys.readouterr().err
