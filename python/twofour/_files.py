@@ -30,6 +30,11 @@ def cache_dir() -> Path:
     path = Path(chosen)
     try:
         path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise IoError(
+            f"cannot create the cache directory {path}: a file has that name; TWOFOUR_CACHE names "
+            "another"
+        ) from None
     except OSError as error:
         raise IoError(
             f"cannot create the cache directory {path}: {error.strerror}; TWOFOUR_CACHE names "

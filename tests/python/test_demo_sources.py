@@ -120,6 +120,16 @@ def cache(tmp_path, monkeypatch):
     return folder
 
 
+def test_a_cache_that_is_a_file_is_named(cache):
+    cache.write_text("not a folder")
+    with pytest.raises(twofour.IoError) as caught:
+        text.fetch_novels()
+    assert str(caught.value) == (
+        f"cannot create the cache directory {cache}: a file has that name; TWOFOUR_CACHE names "
+        "another"
+    )
+
+
 def test_no_network_is_one_line(cache, monkeypatch):
     def failing(command, **_):
         return subprocess.CompletedProcess(command, 1, "", "Err:1 x\nE: Could not resolve host\n")
