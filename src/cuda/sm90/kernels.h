@@ -15,15 +15,19 @@ Compiled compiled_fp16_d64(int row);
 Compiled compiled_fp16_d128(int row);
 Compiled compiled_bf16_d64(int row);
 Compiled compiled_bf16_d128(int row);
-Compiled compiled_fp16_trace(int row);
-Compiled compiled_bf16_trace(int row);
+Compiled compiled_fp16_d64_trace(int row);
+Compiled compiled_fp16_d128_trace(int row);
+Compiled compiled_bf16_d64_trace(int row);
+Compiled compiled_bf16_d128_trace(int row);
 
 inline Compiled compiled(int row) {
   const Config& c = kRows[row];
-  const bool fp16 = c.dtype == DType::kF16;
-  if (c.trace) return fp16 ? compiled_fp16_trace(row) : compiled_bf16_trace(row);
-  if (c.head_dim == 64) return fp16 ? compiled_fp16_d64(row) : compiled_bf16_d64(row);
-  return fp16 ? compiled_fp16_d128(row) : compiled_bf16_d128(row);
+  if (c.dtype == DType::kF16 && c.head_dim == 64)
+    return c.trace ? compiled_fp16_d64_trace(row) : compiled_fp16_d64(row);
+  if (c.dtype == DType::kF16)
+    return c.trace ? compiled_fp16_d128_trace(row) : compiled_fp16_d128(row);
+  if (c.head_dim == 64) return c.trace ? compiled_bf16_d64_trace(row) : compiled_bf16_d64(row);
+  return c.trace ? compiled_bf16_d128_trace(row) : compiled_bf16_d128(row);
 }
 
 }  // namespace twofour::cuda::sm90

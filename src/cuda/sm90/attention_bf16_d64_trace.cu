@@ -1,0 +1,14 @@
+#include "cuda/sm90/instantiate.cuh"
+
+namespace twofour::cuda::sm90 {
+namespace {
+
+constexpr bool chosen(const Config& c) {
+  return c.dtype == DType::kBF16 && c.head_dim == 64 && c.trace;
+}
+
+}  // namespace
+
+Compiled compiled_bf16_d64_trace(int row) { return compiled_row<chosen>(row); }
+
+}  // namespace twofour::cuda::sm90
