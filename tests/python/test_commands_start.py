@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-COMMANDS = ("demo", "eval", "calibrate")
+COMMANDS = ("demo", "eval", "calibrate", "passkey")
 WATCH = """
 import os, signal, sys
 
