@@ -208,15 +208,19 @@ def test_torch_set_num_threads_is_obeyed_in_every_thread():
 def test_a_run_in_a_new_thread_obeys_torch_set_num_threads():
     """OpenMP keeps its number of threads per thread; a new one starts from the environment's."""
     script = (
-        "import os, threading, torch, twofour\n"
+        "import os, threading, time, torch, twofour\n"
         "q = torch.randn(1, 512, 4, 64)\n"
         "tasks = lambda: len(os.listdir('/proc/self/task'))\n"
+        "alone = tasks()\n"
         "def work():\n"
         "    before = tasks()\n"
         "    twofour.attention(q, q, q, mode='dense')\n"
         "    print(tasks() - before)\n"
         "for count in (1, 3):\n"
         "    torch.set_num_threads(count)\n"
+        "    deadline = time.monotonic() + 10\n"
+        "    while tasks() > alone and time.monotonic() < deadline:\n"
+        "        time.sleep(0.001)\n"  # a thread is joined before the system is done with it
         "    t = threading.Thread(target=work); t.start(); t.join()\n"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "4"}
