@@ -10,21 +10,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from . import _cli, _extras, _files, calibrate, eval, models, report, text
+from . import _cli, _demo_words, _extras, _files, calibrate, eval, models, report, text
+from ._greedy import continuation
 from .calibration import Calibration
 from .errors import InvalidArgumentError, TwofourError
 from .sparsity import MODES
 
-#: About five minutes on two cores. `--tokens 8192` is what the README's table shows.
-TOKENS = 4096
 #: Enough for a basis; the rest of the first 32,768 tokens are left unread at this size.
 CALIBRATION_TOKENS = 8192
 _PROMPT, _NEW_TOKENS = 1536, 48
@@ -56,23 +53,6 @@ def calibration_for(
     return found
 
 
-def continuation(model: Any, tokenizer: Any, prompt: Tensor, new_tokens: int) -> str:
-    """Greedy continuation of token ids [T] in the model's present mode."""
-    from . import hf
-
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", hf.ApproximateWarning)
-        ids = prompt[None].to(model.device)
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
-        )
-    return tokenizer.decode(out[0, prompt.numel() :], skip_special_tokens=True)
-
-
 def _layout(available: int, window: int) -> tuple[int, int]:
     """Tokens read for calibration, and tokens skipped before the evaluated window.
 
@@ -92,16 +72,7 @@ def _layout(available: int, window: int) -> tuple[int, int]:
 
 
 def _main(argv: Sequence[str]) -> None:
-    parser = _cli.Parser(prog="twofour.demo", description=__doc__.splitlines()[0])
-    tokens = _cli.count("--tokens", 512, 1 << 20)
-    parser.add_argument("--tokens", type=tokens, default=TOKENS, help=f"default {TOKENS}")
-    windows = _cli.count("--windows", 1, 64)
-    parser.add_argument("--windows", type=windows, default=1, help="windows of that size")
-    parser.add_argument("--text", help="UTF-8 text file (default Jane Austen's novels)")
-    parser.add_argument("--model", help="model directory or .gguf file (default SmolLM2)")
-    _cli.add_device(parser)
-    parser.add_argument("--out", default=".", help="folder of report.html and report.json")
-    options = parser.parse_args(argv)
+    options = _demo_words.parse(argv)
     _extras.require("hf", "report")
     with _files.folder(options.out, "--out") as out:
         _report(options, out)
