@@ -230,11 +230,16 @@ Status AtomicFile::write(const void* data, std::size_t bytes) {
   return {};
 }
 
+Status AtomicFile::sync() {
+  // Also reports the errors of delayed allocation, a full disk among them.
+  if (!temporary_.empty() && ::fsync(fd_) != 0) return errno_status("write", path_, errno);
+  return {};
+}
+
 Status AtomicFile::commit() {
   if (fd_ < 0) return Status(Code::kInternal, "commit of a closed file " + in_quotes(path_));
   const bool direct = temporary_.empty();
-  // fsync also reports the errors of delayed allocation, a full disk among them.
-  if (!direct && ::fsync(fd_) != 0) return errno_status("write", path_, errno);
+  if (Status status = sync(); !status.ok()) return status;
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR)
     return errno_status("write", path_, errno);
   if (direct) return {};

@@ -55,8 +55,14 @@ class AtomicFile {
   AtomicFile& operator=(AtomicFile&&) = delete;
   ~AtomicFile();  // removes the temporary file unless committed
 
+  /// As given to create().
+  const std::string& path() const { return path_; }
+
   Status write(const void* data, std::size_t bytes);
   Status write(const std::string& text) { return write(text.data(), text.size()); }
+
+  /// Flushes to the disk: what is left for commit() to fail at is the rename.
+  Status sync();
 
   /// Flushes to the disk and renames. After an error `path` is as it was.
   Status commit();

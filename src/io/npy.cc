@@ -244,12 +244,15 @@ Result<Tensor> read_npy(const std::string& path, const NpyOptions& options) {
   return io::read_npy(**source, options);
 }
 
+Status io::write_npy(AtomicFile& file, const Tensor& tensor) {
+  if (Status status = file.write(npy_header(tensor)); !status.ok()) return status;
+  return file.write(tensor.bytes.data(), tensor.bytes.size());
+}
+
 Status write_npy(const std::string& path, const Tensor& tensor) {
   Result<io::AtomicFile> file = io::AtomicFile::create(path);
   if (!file.ok()) return file.status();
-  if (Status status = file->write(io::npy_header(tensor)); !status.ok()) return status;
-  if (Status status = file->write(tensor.bytes.data(), tensor.bytes.size()); !status.ok())
-    return status;
+  if (Status status = io::write_npy(*file, tensor); !status.ok()) return status;
   return file->commit();
 }
 

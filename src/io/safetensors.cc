@@ -289,21 +289,27 @@ Result<io::SafetensorsHead> io::safetensors_head(
   return head;
 }
 
+Status io::write_safetensors(AtomicFile& file,
+                             const std::vector<std::pair<std::string, const Tensor*>>& tensors,
+                             const std::map<std::string, std::string>& metadata) {
+  Result<SafetensorsHead> head = safetensors_head(tensors, metadata);
+  if (!head.ok())
+    return Status(head.status().code(),
+                  "cannot write " + in_quotes(file.path()) + ": " + head.status().message());
+  Status status = file.write(head->bytes);
+  for (const std::size_t i : head->order) {
+    const Tensor& tensor = *tensors[i].second;
+    if (status.ok()) status = file.write(tensor.bytes.data(), tensor.bytes.size());
+  }
+  return status;
+}
+
 Status write_safetensors(const std::string& path,
                          const std::vector<std::pair<std::string, const Tensor*>>& tensors,
                          const std::map<std::string, std::string>& metadata) {
-  Result<io::SafetensorsHead> head = io::safetensors_head(tensors, metadata);
-  if (!head.ok())
-    return Status(head.status().code(),
-                  "cannot write " + in_quotes(path) + ": " + head.status().message());
   Result<io::AtomicFile> file = io::AtomicFile::create(path);
   if (!file.ok()) return file.status();
-  if (Status status = file->write(head->bytes); !status.ok()) return status;
-  for (const std::size_t i : head->order) {
-    const Tensor& tensor = *tensors[i].second;
-    if (Status status = file->write(tensor.bytes.data(), tensor.bytes.size()); !status.ok())
-      return status;
-  }
+  if (Status status = io::write_safetensors(*file, tensors, metadata); !status.ok()) return status;
   return file->commit();
 }
 

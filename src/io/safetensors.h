@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/file.h"
 #include "twofour/io.h"
 
 namespace twofour::io {
@@ -20,5 +21,10 @@ struct SafetensorsHead {
 Result<SafetensorsHead> safetensors_head(
     const std::vector<std::pair<std::string, const Tensor*>>& tensors,
     const std::map<std::string, std::string>& metadata);
+
+/// Writes all of the file, and leaves the commit to the caller.
+Status write_safetensors(AtomicFile& file,
+                         const std::vector<std::pair<std::string, const Tensor*>>& tensors,
+                         const std::map<std::string, std::string>& metadata);
 
 }  // namespace twofour::io

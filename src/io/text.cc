@@ -3,6 +3,8 @@
 #include <array>
 #include <utility>
 
+#include "core/quote.h"
+
 namespace twofour::io {
 namespace {
 
@@ -54,22 +56,7 @@ std::size_t utf8_length(std::string_view text, std::size_t at) {
 
 }  // namespace
 
-std::string in_quotes(std::string_view text) {
-  constexpr std::size_t kLongest = 200;
-  const bool cut = text.size() > kLongest;
-  std::string out = "'";
-  for (const char c : text.substr(0, kLongest)) {
-    const unsigned char byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7F) {
-      out += c;
-    } else {
-      out += "\\x";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    }
-  }
-  return out + (cut ? "...'" : "'");
-}
+std::string in_quotes(std::string_view text) { return "'" + escaped(text) + "'"; }
 
 bool is_utf8(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {

@@ -238,6 +238,7 @@ REFUSALS = [
     (("--q", "q.npy", "--k", "k.npy"), "v: expected either --input or --v, got neither"),
     ((*QKV, "--input", "x.safetensors"), "got both"),
     (("--input", "none.safetensors"), "cannot open 'none.safetensors'"),
+    (("--input", "/nope"), "cannot open '/nope': No such file"),
     (("--q", "q.txt", "--k", "k.npy", "--v", "v.npy"), "expected a .npy or .safetensors file"),
     (("--q", "short.npy", "--k", "k.npy", "--v", "v.npy"), "bytes of data"),
     (("--q", "double.npy", "--k", "k.npy", "--v", "v.npy"), "fp32, fp16 or bf16, got fp64"),
@@ -267,6 +268,9 @@ REFUSALS = [
     ((*QKV, "--mask", "mask.npy", "--out", "mask.npy"), "which is --mask too"),
     ((*QKV, "--out", "o.npy", "--lse", "./o.npy"), "which is --out too"),
     ((*QKV, "--out", "none/o.npy"), "cannot write 'none/o.npy'"),
+    ((*QKV, "--out", "o.npy", "--lse", "none/l.npy"), "cannot write 'none/l.npy'"),
+    ((*QKV, "--out", "o.npy", "--lse", "/dev/full"), "No space left"),
+    ((*QKV, "--out", "o.safetensors", "--lse", "/dev/full"), "No space left"),
     ((*QKV, "--out", "/dev/full"), "No space left"),
     ((*QKV, "--nonsense"), "--nonsense"),
     (("--scale", "x"), "x"),
@@ -289,6 +293,7 @@ def test_bad_input_is_one_line_and_no_file(cli, tmp_path, words, says):
         mask=np.ones((38, 150), bool),
         cu=np.array([0, 5], np.int32),
     )
+    (tmp_path / "q.txt").write_text("1 2 3")
     (tmp_path / "short.npy").write_bytes((tmp_path / "q.npy").read_bytes()[:-1])
     (tmp_path / "link.npy").symlink_to("k.npy")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -313,6 +318,20 @@ def test_errors_in_json(cli):
     result = cli("attend", "--input", "none.safetensors", "--json", code=2)
     error = json.loads(result.stdout)["error"]
     assert error["code"] == "not_found" and error["message"] in result.stderr
+
+
+def test_both_files_replace_older_ones(cli, tmp_path):
+    q, k, v = qkv()
+    save_npy(tmp_path, q=q, k=k, v=v)
+    for name in ("o.npy", "l.safetensors"):
+        (tmp_path / name).write_bytes(b"old")
+    before = sorted(tmp_path.iterdir())
+    cli("attend", *QKV, "--out", "o.npy", "--lse", "l.safetensors")
+    want, want_lse = attention(q, k, v)
+    np.testing.assert_allclose(np.load(tmp_path / "o.npy"), want, atol=2e-6)
+    lse = load_file(tmp_path / "l.safetensors")["lse"]
+    np.testing.assert_allclose(lse, want_lse, atol=1e-5)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_full_disk_keeps_the_old_file(cli, tmp_path):

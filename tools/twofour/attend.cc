@@ -10,6 +10,9 @@
 #include "command.h"
 #include "cuda/timer.h"
 #include "cuda_call.h"
+#include "io/file.h"
+#include "io/npy.h"
+#include "io/safetensors.h"
 #include "io/text.h"
 #include "twofour/attention.h"
 #include "twofour/calibration.h"
@@ -52,8 +55,10 @@ Result<Tensor> read_tensor(const std::string& path, const std::string& name,
     if (!file.ok()) return file.status();
     return file->read(name);
   }
-  if (!ends_with(path, ".npy"))
+  if (!ends_with(path, ".npy")) {
+    if (const auto file = io::open_file(path); !file.ok()) return file.status();
     return invalid(name + ": expected a .npy or .safetensors file, got " + io::in_quotes(path));
+  }
   NpyOptions npy;
   npy.uint16_is_bf16 = options.uint16_is_bf16;
   return read_npy(path, npy);
@@ -225,19 +230,50 @@ Status set_up(const Options& options, Memory* memory, AttentionProblem* p, Atten
   return {};
 }
 
-Status write_outputs(const Options& options, const Memory& memory) {
-  if (ends_with(options.out, ".safetensors")) {
-    std::vector<std::pair<std::string, const Tensor*>> tensors = {{"o", &memory.o}};
-    if (options.lse.empty()) tensors.emplace_back("lse", &memory.lse);
-    if (Status status = write_safetensors(options.out, tensors); !status.ok()) return status;
-  } else if (!options.out.empty()) {
-    if (Status status = write_npy(options.out, memory.o); !status.ok()) return status;
+/// The files of --out and --lse, opened before the work and written both or neither.
+class Outputs {
+ public:
+  Status open(const Options& options) {
+    Status status = open(options.out, &out_);
+    return status.ok() ? open(options.lse, &lse_) : status;
   }
-  if (options.lse.empty()) return {};
-  if (ends_with(options.lse, ".safetensors"))
-    return write_safetensors(options.lse, {{"lse", &memory.lse}});
-  return write_npy(options.lse, memory.lse);
-}
+
+  Status write(const Memory& memory) {
+    Status status;
+    const auto and_then = [&status](std::optional<io::AtomicFile>& file, auto step) {
+      if (status.ok() && file) status = step(*file);
+    };
+    and_then(out_, [&](io::AtomicFile& file) {
+      std::vector<std::pair<std::string, const Tensor*>> tensors = {{"o", &memory.o}};
+      if (!lse_) tensors.emplace_back("lse", &memory.lse);
+      return write_tensors(file, tensors);
+    });
+    and_then(lse_, [&](io::AtomicFile& file) {
+      return write_tensors(file, {{"lse", &memory.lse}});
+    });
+    for (auto* file : {&out_, &lse_}) and_then(*file, [](auto& one) { return one.sync(); });
+    for (auto* file : {&out_, &lse_}) and_then(*file, [](auto& one) { return one.commit(); });
+    return status;
+  }
+
+ private:
+  static Status open(const std::string& path, std::optional<io::AtomicFile>* file) {
+    if (path.empty()) return {};
+    Result<io::AtomicFile> made = io::AtomicFile::create(path);
+    if (!made.ok()) return made.status();
+    file->emplace(*std::move(made));
+    return {};
+  }
+
+  /// A .npy has room for the first alone.
+  static Status write_tensors(io::AtomicFile& file,
+                              const std::vector<std::pair<std::string, const Tensor*>>& tensors) {
+    if (ends_with(file.path(), ".safetensors")) return io::write_safetensors(file, tensors, {});
+    return io::write_npy(file, *tensors.front().second);
+  }
+
+  std::optional<io::AtomicFile> out_, lse_;
+};
 
 Status check_out(const std::string& option, const std::string& path) {
   if (path.empty() || ends_with(path, ".npy") || ends_with(path, ".safetensors") ||
@@ -312,6 +348,8 @@ int attend(const Options& options) {
   for (const auto& [option, path] : {std::pair{"--out", &options.out}, {"--lse", &options.lse}})
     if (const Status status = check_out(option, *path); !status.ok()) return refuse(status);
   if (const Status status = check_distinct(options); !status.ok()) return refuse(status);
+  Outputs outputs;
+  if (const Status status = outputs.open(options); !status.ok()) return refuse(status);
   Memory memory;
   AttentionProblem problem;
   AttentionArgs args;
@@ -347,7 +385,7 @@ int attend(const Options& options) {
   args.stats = &stats;
   const Result<double> seconds = run(*chosen, args, *device);
   if (!seconds.ok()) return refuse(seconds.status());
-  if (const Status status = write_outputs(options, memory); !status.ok()) return refuse(status);
+  if (const Status status = outputs.write(memory); !status.ok()) return refuse(status);
 
   const std::string sparsity = to_string(chosen->problem().sparsity);
   const std::string shape = shape_string(memory.o.view());
@@ -397,19 +435,26 @@ void add_attend(CLI::App& app, int* exit_code) {
   c->add_option("--align", o->align, "of causal: bottom_right (the default, KV cache) or top_left")
       ->check(CLI::IsMember({"bottom_right", "top_left"}));
   c->add_option("--window", o->window, "LEFT:RIGHT keys around the position; -1 open");
-  c->add_option("--scale", o->scale, "of the logits; default 1/sqrt(D)");
+  c->add_option("--scale", o->scale, "of the logits; default 1/sqrt(D)")
+      ->check(number<float>("a finite number"));
   c->add_option("--mask", o->mask, "bool that broadcasts to [B,Hq,M,N], true is live");
   c->add_option("--cu-seqlens", o->cu_seqlens_q, "int32 [B+1]: q, k, v are packed [T,H,D]");
   c->add_option("--cu-seqlens-k", o->cu_seqlens_k, "of the keys, when they differ");
   c->add_option("--calibration", o->calibration,
                 "calibration file, for dual and refined; needs --layer");
-  c->add_option("--layer", o->layer, "layer of the calibration to use, from 0");
+  c->add_option("--layer", o->layer, "layer of the calibration to use, from 0")
+      ->check(number<std::int64_t>("a whole number"));
   c->add_option("--kernel", o->kernel, "force this kernel id");
   o->device.add_to(*c);
   c->add_option("--out", o->out, "write O to .npy, or O and LSE to .safetensors");
   c->add_option("--lse", o->lse, "write LSE [B,Hq,M] fp32 to a file of its own");
   c->add_flag("--uint16-bf16", o->uint16_is_bf16, "read uint16 .npy as bf16 bits");
   c->add_flag("--json", o->json, "print one JSON document");
+  for (const char* file : {"--q", "--k", "--v", "--input", "--mask", "--cu-seqlens",
+                           "--cu-seqlens-k", "--calibration", "--out", "--lse"})
+    c->get_option(file)->check(not_empty("a file name"));
+  c->get_option("--window")->check(not_empty("LEFT:RIGHT in keys, -1 open"));
+  c->get_option("--kernel")->check(not_empty("a kernel id that `twofour info` lists"));
   c->callback([o, exit_code] { *exit_code = attend(*o); });
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "core/quote.h"
 #include "io/text.h"
 
 namespace twofour::tool {
@@ -33,8 +34,17 @@ std::string find_cases() {
 
 }  // namespace
 
+CLI::Validator not_empty(const std::string& what) {
+  return {[what](const std::string& text) -> std::string {
+            return text.empty() ? "expected " + what + ", got ''" : "";
+          },
+          ""};
+}
+
 int report(const Status& status, bool json) {
-  std::fprintf(stderr, "twofour: %s\n", status.message().c_str());
+  // CLI11 quotes words as they came.
+  const std::string line = escaped(status.message(), std::string::npos);
+  std::fprintf(stderr, "twofour: %s\n", line.c_str());
   if (json)
     print_json(
         Json{{"error", {{"code", to_string(status.code())}, {"message", status.message()}}}});
@@ -57,7 +67,8 @@ void CaseSource::add_to(CLI::App& command) {
   command.add_option("CASE", words,
                      "one case as key=value words (cases/README.md), such as mode=int8 heads=9/3 "
                      "dim=64 len=4096x4096 causal=bottom_right");
-  command.add_option("--cases", path, "a file of cases, or a folder of *.cases");
+  command.add_option("--cases", path, "a file of cases, or a folder of *.cases")
+      ->check(not_empty("a file or folder"));
 }
 
 Result<std::vector<io::Case>> CaseSource::load(const std::string& fallback) const {
@@ -78,9 +89,11 @@ Result<std::vector<io::Case>> CaseSource::load(const std::string& fallback) cons
 }
 
 void DeviceChoice::add_to(CLI::App& command) {
-  command.add_option("--device", name,
-                     "cpu, cuda or cuda:N; default: the first CUDA device where it can serve, else "
-                     "the CPU");
+  command
+      .add_option("--device", name,
+                  "cpu, cuda or cuda:N; default: the first CUDA device where it can serve, else "
+                  "the CPU")
+      ->check(not_empty("cpu, cuda or cuda:N"));
 }
 
 Result<std::vector<Device>> DeviceChoice::devices() const {

@@ -2,11 +2,16 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
+#include <type_traits>
 #include <vector>
 
 #include "io/cases.h"
+#include "io/text.h"
 #include "twofour/attention.h"
 #include "twofour/device.h"
 #include "twofour/status.h"
@@ -25,6 +30,23 @@ void add_bench(CLI::App& app, int* exit_code);
 void add_explain(CLI::App& app, int* exit_code);
 void add_info(CLI::App& app, int* exit_code);
 void add_verify(CLI::App& app, int* exit_code);
+
+/// For options where an empty word would count as none given: "expected WHAT, got ''".
+CLI::Validator not_empty(const std::string& what);
+
+/// For options that are numbers: "expected WHAT, got 'abc'".
+template <class Number>
+CLI::Validator number(const std::string& what) {
+  return {[what](const std::string& text) -> std::string {
+            Number value{};
+            const char* const end = text.data() + text.size();
+            const auto [stop, error] = std::from_chars(text.data(), end, value);
+            bool good = error == std::errc() && stop == end && !text.empty();
+            if constexpr (std::is_floating_point_v<Number>) good = good && std::isfinite(value);
+            return good ? "" : "expected " + what + ", got " + io::in_quotes(text);
+          },
+          ""};
+}
 
 /// Prints "twofour: MESSAGE" to stderr and, with `json`, {"error": ...} to stdout; the exit code.
 int report(const Status& status, bool json);
