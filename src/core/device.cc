@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/environment.h"
+#include "core/quote.h"
 #include "cpu/targets.h"
 
 namespace twofour {
@@ -70,14 +71,17 @@ Result<std::string> choose_target() {
                                     joined(cpu::built_targets()) + "), got a machine with none"};
   }
   const auto wanted = env_cpu_target();
-  if (!wanted.ok()) return wanted.status();
+  if (!wanted.ok()) {
+    return {wanted.status().code(),
+            wanted.status().message() + "; here it can be " + joined(supported)};
+  }
   if (!wanted->has_value()) return supported.front();
   const std::string& name = **wanted;
   if (std::find(supported.begin(), supported.end(), name) != supported.end()) return name;
   const std::vector<std::string> built = cpu::built_targets();
   const bool is_built = std::find(built.begin(), built.end(), name) != built.end();
   return {Code::kUnsupported, "TWOFOUR_CPU_TARGET: expected one of " + joined(supported) +
-                                  ", got \"" + name + "\", which is " +
+                                  ", got " + quoted(name) + ", which is " +
                                   (is_built ? "not present on this machine" : "not built in")};
 }
 

@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "core/quote.h"
+
 namespace twofour {
 namespace {
 
@@ -24,8 +26,8 @@ std::optional<int> thread_count(std::string_view value) {
 
 constexpr EnvironmentVariable kCpuTarget = {
     "TWOFOUR_CPU_TARGET", "instruction set of the CPU kernels",
-    "the widest that is built in and present", "a name that `twofour info` lists, such as avx2",
-    is_name};
+    "the widest that is built in and present",
+    "an instruction set of this build and machine, such as avx2", is_name};
 constexpr EnvironmentVariable kNumThreads = {
     "TWOFOUR_NUM_THREADS", "threads of a run on the CPU", "OpenMP's choice (OMP_NUM_THREADS)",
     "a whole number in 1..4096",
@@ -42,7 +44,7 @@ Result<std::optional<std::string>> read(const EnvironmentVariable& variable) {
   if (value == nullptr || *value == '\0') return std::optional<std::string>();
   if (!variable.accepts(value)) {
     return {Code::kInvalidArgument, std::string(variable.name) + ": expected " + variable.expected +
-                                        ", got \"" + value + "\""};
+                                        ", got " + quoted(value)};
   }
   return std::optional<std::string>(value);
 }

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "core/quote.h"
+
 namespace twofour {
 namespace {
 
@@ -13,8 +15,6 @@ constexpr std::array kModes = {Mode::kDense, Mode::kScore, Mode::kInt8, Mode::kD
 constexpr std::array kProducts = {QKProduct::kExact, QKProduct::kNm24, QKProduct::kInt8};
 constexpr std::array kPatterns = {ScorePattern::kNone, ScorePattern::kPair,
                                   ScorePattern::kNm24Strided, ScorePattern::kNm24Adjacent};
-
-std::string quoted(std::string_view text) { return std::string("\"").append(text).append("\""); }
 
 /// "a, b or c": the names of a list of enumerators.
 template <class List>

@@ -97,6 +97,12 @@ TEST(Device, ATargetThatIsNotHereIsNamed) {
   {
     const Scoped set("TWOFOUR_CPU_TARGET", "AVX2;");
     EXPECT_EQ(cpu_device().status().code(), Code::kInvalidArgument);
+    EXPECT_NE(cpu_device().status().message().find(cpu::supported_targets().front()),
+              std::string::npos);
+  }
+  {
+    const Scoped set("TWOFOUR_KERNEL", "a\nb");
+    EXPECT_TRUE(env_kernel().status().message().ends_with("got \"a\\x0ab\""));
   }
   const auto supported = cpu::supported_targets();
   for (const std::string& name : cpu::built_targets()) {

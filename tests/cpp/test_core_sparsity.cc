@@ -128,6 +128,16 @@ TEST(Sparsity, ParseErrorsNameThePart) {
     EXPECT_EQ(message.rfind("sparsity \"" + std::string(c.text) + "\": ", 0), 0u) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos);
   }
+  // Control characters do not break the line, nor end a C string.
+  for (const auto& [text, shown] : {std::pair{std::string("score\n"), "score\\x0a"},
+                                    {std::string("dense\0x", 7), "dense\\x00x"}}) {
+    EXPECT_EQ(parse_sparsity(text).status().message().rfind(
+                  "sparsity \"" + std::string(shown) + "\": expected a mode (", 0),
+              0u);
+    EXPECT_TRUE(
+        parse_mode(text).status().message().ends_with("got \"" + std::string(shown) + "\""));
+  }
+  EXPECT_LT(parse_sparsity(std::string(1 << 20, 'x')).status().message().size(), 800u);
   EXPECT_EQ(parse_mode("fast").status().message(),
             "mode: expected dense, score, int8, dual or refined, got \"fast\"");
 }

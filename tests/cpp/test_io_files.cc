@@ -169,6 +169,11 @@ TEST_F(FilesTest, MissingAndUnreadablePathsAreNamed) {
   EXPECT_EQ(read_npy(path("pipe")).status().code(), Code::kIo);  // and does not wait for a writer
   const Status status = read_npy(path("a\nb")).status();
   EXPECT_NE(status.message().find("a\\x0ab"), std::string::npos);
+  // A long name is cut, though not within a character.
+  std::string accents = "a";
+  for (int i = 0; i < 200; ++i) accents += "\xC3\xA9";
+  EXPECT_TRUE(io::is_utf8(read_npy(accents).status().message()));
+  EXPECT_NE(read_npy(accents).status().message().find("\xA9...'"), std::string::npos);
   EXPECT_EQ(status.message().find('\n'), std::string::npos);
 }
 
