@@ -2,8 +2,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <numeric>
+#include <utility>
 
 #include "core/environment.h"
+#include "core/quote.h"
 #include "cuda/device.h"
 #include "ops/check.h"
 #include "plan/registry.h"
@@ -49,31 +52,94 @@ Result<Forced> forced_kernel(const PlanOptions& options) {
   return Forced{variable->value_or(""), "TWOFOUR_KERNEL"};
 }
 
-Status unknown_kernel(const Forced& forced) {
-  std::string known;
-  for (const Kernel& row : kernels()) known += (known.empty() ? "" : ", ") + row.id;
-  return {Code::kNotFound,
-          forced.origin + ": expected one of " + known + ", got \"" + forced.id + "\""};
+/// Whether the row is for this device, whatever the problem.
+bool is_for(const Kernel& row, const Device& device) {
+  if (row.arch == "cpu" || row.arch == "any") return device.kind == DeviceKind::kCpu;
+  return row.arch == device.arch;
 }
 
-// Reasons in the order of the registry, each with all the kernels that gave it.
-Status refused_by_all(const std::vector<Candidate>& candidates) {
-  std::vector<std::pair<std::string, std::string>> reasons;
-  for (const Candidate& candidate : candidates) {
-    const std::string reason =
-        candidate.why_not.empty() ? kOnlyByName : "refused, " + candidate.why_not;
-    auto found = std::find_if(reasons.begin(), reasons.end(),
-                              [&](const auto& entry) { return entry.first == reason; });
-    if (found == reasons.end())
-      reasons.emplace_back(reason, candidate.kernel_id);
-    else
-      found->second += ", " + candidate.kernel_id;
+/// Insertions, deletions and replacements that make one of the other.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+Status unknown_kernel(const Forced& forced, const Device& device) {
+  constexpr std::size_t kShown = 3;
+  constexpr std::size_t kLongestId = 100;  // a name longer than that is like none
+  std::vector<std::pair<std::size_t, std::string>> close;
+  const std::string_view start = std::string_view(forced.id).substr(0, kLongestId);
+  for (const Kernel& row : kernels())
+    close.emplace_back(edit_distance(start, row.id) + (is_for(row, device) ? 0 : 2 * kLongestId),
+                       row.id);
+  std::stable_sort(close.begin(), close.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  close.resize(std::min(close.size(), kShown));
+  std::string known;
+  for (const auto& [distance, id] : close) {
+    known += (known.empty() ? "" : id == close.back().second ? " or " : ", ") + id;
+  }
+  return {Code::kNotFound, forced.origin + ": expected one of the ids that `twofour info` lists, " +
+                               "such as " + known + ", got " + quoted(forced.id)};
+}
+
+/// A few ids by name, many by what they begin with and their number.
+std::string ids_text(const std::vector<std::string>& ids) {
+  constexpr std::size_t kFew = 2;
+  std::string text;
+  if (ids.size() <= kFew) {
+    for (const std::string& id : ids) text += (text.empty() ? "" : ", ") + id;
+    return text;
+  }
+  std::string_view common = ids.front();
+  for (const std::string& id : ids) {
+    const auto ends = std::mismatch(common.begin(), common.end(), id.begin(), id.end());
+    common = common.substr(0, static_cast<std::size_t>(ends.first - common.begin()));
+  }
+  text = common.substr(0, common.rfind('.') + 1);
+  return text + "*, " + std::to_string(ids.size()) + " rows";
+}
+
+/// Reasons in the order of the registry, those of the rows for this device first, each with the
+/// kernels that gave it.
+Status refused_by_all(const std::vector<Candidate>& candidates, const Device& device) {
+  constexpr std::size_t kLongest = 450;
+  std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
+  const auto rows = kernels();
+  for (const bool own : {true, false}) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (is_for(rows[i], device) != own) continue;
+      const Candidate& candidate = candidates[i];
+      const std::string reason =
+          candidate.why_not.empty() ? kOnlyByName : "refused, " + candidate.why_not;
+      auto found = std::find_if(reasons.begin(), reasons.end(),
+                                [&](const auto& entry) { return entry.first == reason; });
+      if (found == reasons.end()) found = reasons.insert(found, {reason, {}});
+      found->second.push_back(candidate.kernel_id);
+    }
   }
   std::string text = "no kernel serves this problem";
   const char* separator = ": ";
+  std::size_t left = reasons.size();
   for (const auto& [reason, ids] : reasons) {
-    text += separator + reason + " (" + ids + ")";
+    const std::string more = separator + reason + " (" + ids_text(ids) + ")";
+    if (text.size() + more.size() > kLongest) break;
+    text += more;
     separator = "; ";
+    --left;
+  }
+  if (left > 0) {
+    text += "; and " + std::to_string(left) + (left == 1 ? " more reason" : " more reasons") +
+            " of other rows";
   }
   return {Code::kUnsupported, text};
 }
@@ -94,7 +160,8 @@ std::vector<Candidate> ask_all(const AttentionProblem& problem, const Device& de
 }
 
 /// Index of the row to run, by name or by cost; the earlier of equals.
-Result<std::size_t> choose(const std::vector<Candidate>& candidates, const Forced& forced) {
+Result<std::size_t> choose(const std::vector<Candidate>& candidates, const Forced& forced,
+                           const Device& device) {
   const auto rows = kernels();
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -109,7 +176,7 @@ Result<std::size_t> choose(const std::vector<Candidate>& candidates, const Force
     if (!best || candidate.seconds < candidates[*best].seconds) best = i;
   }
   if (best) return *best;
-  return forced.id.empty() ? refused_by_all(candidates) : unknown_kernel(forced);
+  return forced.id.empty() ? refused_by_all(candidates, device) : unknown_kernel(forced, device);
 }
 
 std::string formatted(const char* format, double value) {
@@ -198,7 +265,7 @@ Result<Plan> plan(const AttentionProblem& problem, const Device& device,
   state->problem = normalized(problem);
   state->device = device;
   state->candidates = ask_all(state->problem, device);
-  const auto chosen = choose(state->candidates, *forced);
+  const auto chosen = choose(state->candidates, *forced, device);
   if (!chosen.ok()) return chosen.status();
 
   Candidate& candidate = state->candidates[*chosen];
