@@ -166,6 +166,36 @@ Result<bool> set_key(Case& c, std::string_view key, std::string_view value) {
   return {Code::kInvalidArgument, "unknown key " + in_quotes(key)};
 }
 
+template <class Enum, std::size_t kCount>
+std::string names_of(const Name<Enum> (&names)[kCount]) {
+  std::string text;
+  for (std::size_t i = 0; i < kCount; ++i) {
+    if (i > 0) text += i + 1 == kCount ? " or " : ", ";
+    text += names[i].name;
+  }
+  return text;
+}
+
+/// What the values of a known key look like, for messages.
+std::string expected(std::string_view key) {
+  const auto from = [](int low) {
+    return "whole numbers in " + std::to_string(low) + ".." + std::to_string(kMaxExtent);
+  };
+  if (key == "dtype") return names_of(kDTypes);
+  if (key == "batch") return "one of the " + from(0);
+  if (key == "heads") return "Hq or Hq/Hkv, " + from(1);
+  if (key == "dim") return "D or D/Dv, " + from(1);
+  if (key == "len") return "N or MxN, " + from(0);
+  if (key == "packed") return "MxN of each sequence as in 5x5+0x3, in sum " + from(0);
+  if (key == "causal") return "no, bottom_right or top_left";
+  if (key == "window") return "none or LEFT:RIGHT in keys, -1 open";
+  if (key == "mask") return names_of(kMasks) + ", with or without a density such as random:0.3";
+  if (key == "input") return names_of(kInputs);
+  if (key == "layout") return names_of(kLayouts);
+  if (key == "transform") return "none or random";
+  return "a finite number";  // scale
+}
+
 Status check_case(const Case& c) {
   if (c.problem.packed && c.layout != CaseLayout::kBmhd)
     return {Code::kInvalidArgument, "packed sequences have layout bmhd"};
@@ -207,7 +237,8 @@ Status expand_line(std::string_view line, std::vector<Case>& out) {
       if (!understood.ok()) return understood.status();
       if (!*understood)
         return {Code::kInvalidArgument,
-                "cannot read " + in_quotes(std::string(key.name) + "=" + std::string(value))};
+                "cannot read " + in_quotes(std::string(key.name) + "=" + std::string(value)) +
+                    ": expected " + expected(key.name)};
       if (!c.text.empty()) c.text += ' ';
       c.text.append(key.name).append("=").append(value);
     }

@@ -23,6 +23,33 @@ def test_bad_usage(cli, words):
     cli(*words, code=2)
 
 
+def test_a_command_that_does_not_exist(cli):
+    names = "attend, verify, bench, explain, info"
+    for words, got in [((), "none"), (("foo",), "'foo'"), (("a\nb", "--json"), "'a\\x0ab'")]:
+        said = cli(*words, code=2).stderr
+        assert said == f"twofour: expected a command ({names}), got {got}; see --help\n"
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (("attend", "--scale"), "a finite number"),
+        (("attend", "--layer"), "a whole number"),
+        (("attend", "--out"), "a file name"),
+        (("attend", "--device"), "cpu, cuda or cuda:N"),
+        (("verify", "--device"), "cpu, cuda or cuda:N"),
+        (("verify", "--show"), "a whole number"),
+        (("bench", "--repeat"), "a whole number in 1..1000"),
+    ],
+)
+def test_values_of_options(cli, words, expected):
+    for value in ("", "abc", "1x"):
+        if value and not expected.endswith(("number", "1000")):
+            continue
+        said = cli(*words, value, code=2).stderr
+        assert said.startswith(f"twofour: {words[1]}: expected {expected}, got '{value}'")
+
+
 def test_info(cli):
     info = json.loads(cli("info", "--json").stdout)
     ids = [row["id"] for row in info["kernels"]]
@@ -45,6 +72,10 @@ def test_environment_is_obeyed_and_checked(cli):
             cli("info", env=env, code=2)
     for name, value in {"TWOFOUR_CPU_TARGET": "avx9", "TWOFOUR_NUM_THREADS": "0"}.items():
         assert name in cli("info", env={name: value}, code=2).stderr
+    # Under this value info cannot list the names, so the message does.
+    said = cli("info", env={"TWOFOUR_CPU_TARGET": "SSE4"}, code=2).stderr
+    here = [target["name"] for target in info["targets"] if target["present"]]
+    assert 'got "SSE4"' in said and all(name in said.split("here it can be")[1] for name in here)
 
 
 def test_explain(cli):
@@ -65,7 +96,23 @@ def test_explain(cli):
     [
         ((), "expected a case"),
         (("mode=fast",), 'got "fast"'),
-        (("len=3x-1",), "cannot read 'len=3x-1'"),
+        (("len=3x-1",), "cannot read 'len=3x-1': expected N or MxN, whole numbers in 0..16777216"),
+        (("len=3x3", "scale=nan"), "cannot read 'scale=nan': expected a finite number"),
+        (("input=zzz",), "cannot read 'input=zzz': expected random, peaky, flat, "),
+        (("dtype=fp8",), "cannot read 'dtype=fp8': expected fp32, fp16 or bf16"),
+        (("batch=x",), "cannot read 'batch=x': expected one of the whole numbers in 0.."),
+        (("heads=0",), "cannot read 'heads=0': expected Hq or Hq/Hkv, whole numbers in 1.."),
+        (("dim=",), "cannot read 'dim=': expected D or D/Dv"),
+        (("packed=x",), "cannot read 'packed=x': expected MxN of each"),
+        (("causal=yes",), "cannot read 'causal=yes': expected no, bottom_right or top_left"),
+        (("window=3",), "cannot read 'window=3': expected none or LEFT:RIGHT"),
+        (("mask=rows:2",), "cannot read 'mask=rows:2': expected none, random, rows, blocks or"),
+        (("layout=b",), "cannot read 'layout=b': expected bmhd, bhmd or fused"),
+        (("transform=x",), "cannot read 'transform=x': expected none or random"),
+        (("mode=score\x07",), 'sparsity "score\\x07": expected'),
+        (("--device", ""), "--device: expected cpu, cuda or cuda:N, got ''"),
+        (("--cases", ""), "--cases: expected a file or folder, got ''"),
+        (("--no\nsense",), "--no\\x0asense"),
         (("size=3x3",), "unknown key 'size'"),
         (("dim=16", "dim=32"), "came before"),
         (("3x3",), "expected key=value"),

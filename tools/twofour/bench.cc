@@ -276,6 +276,7 @@ void add_bench(CLI::App& app, int* exit_code) {
   command->add_option("--kernel", options->kernel, "force this kernel id");
   options->device.add_to(*command);
   command->add_option("--repeat", options->repeats, "timed runs of each kind (default 7)")
+      ->check(number<int>("a whole number in 1..1000"))
       ->check(CLI::Range(1, 1000));
   command->add_flag("--json", options->json, "print one JSON document");
   command->callback([options, exit_code] { *exit_code = bench(*options); });

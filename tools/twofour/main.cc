@@ -8,6 +8,7 @@
 
 #include "command.h"
 #include "io/file.h"
+#include "io/text.h"
 #include "twofour/twofour.h"
 
 namespace {
@@ -45,6 +46,19 @@ int run(int argc, char** argv) {
   tool::add_bench(app, &exit_code);
   tool::add_explain(app, &exit_code);
   tool::add_info(app, &exit_code);
+  // CLI11 would only say that one is required.
+  const std::string word = argc > 1 ? argv[1] : "";
+  std::string names;
+  bool known = word.starts_with('-');
+  for (const CLI::App* command : app.get_subcommands({})) {
+    known = known || command->get_name() == word;
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  if (!known)
+    return tool::report(
+        {Code::kInvalidArgument, "expected a command (" + names + "), got " +
+                                     (argc > 1 ? io::in_quotes(word) : "none") + "; see --help"},
+        false);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

@@ -173,9 +173,12 @@ void add_verify(CLI::App& app, int* exit_code) {
       ->add_option("--target", options->targets,
                    "instruction sets to run on, separated by commas; all: those of this machine")
       ->delimiter(',');
-  command->add_option("--device", options->device,
-                      "cpu, cuda or cuda:N; default: the CPU and the first CUDA device");
-  command->add_option("--show", options->show, "failures to print (default 20)");
+  command
+      ->add_option("--device", options->device,
+                   "cpu, cuda or cuda:N; default: the CPU and the first CUDA device")
+      ->check(not_empty("cpu, cuda or cuda:N"));
+  command->add_option("--show", options->show, "failures to print (default 20)")
+      ->check(number<std::uint32_t>("a whole number"));
   command->add_flag("--coverage", options->coverage,
                     "a kernel that no case exercises is a failure; on without CASE, --cases and "
                     "--filter");
