@@ -57,9 +57,9 @@ Status read_struct(const char* name, const Struct* in, std::size_t first, Struct
   // Far larger than any version: an uninitialised struct, whose memory must not be walked.
   constexpr std::size_t kSane = 65536;
   if (size < first || size > kSane) {
-    return {Code::kInvalidArgument, std::string(name) + ".struct_size: expected at least " +
-                                        std::to_string(first) + ", as its init sets it, got " +
-                                        std::to_string(size)};
+    return {Code::kInvalidArgument, std::string(name) + ".struct_size: expected " +
+                                        std::to_string(first) + " to " + std::to_string(kSane) +
+                                        ", as its init sets it, got " + std::to_string(size)};
   }
   const char* bytes = reinterpret_cast<const char*>(in);
   for (std::size_t i = sizeof(Struct); i < size; ++i) {

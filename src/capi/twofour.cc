@@ -172,6 +172,8 @@ twofour_code twofour_plan_run(const twofour_plan* plan, const twofour_attention_
                               void* workspace, size_t workspace_bytes, void* stream) {
   return guarded([&]() -> Status {
     if (plan == nullptr) return null_pointer("plan");
+    if (plan->device == DeviceKind::kCpu && stream != nullptr)
+      return {Code::kInvalidArgument, "stream: expected NULL on the CPU, got a pointer"};
     twofour::capi::Arguments arguments;
     Status status = twofour::capi::to_arguments(args, plan->device, arguments);
     if (status.ok()) status = plan->plan.run(arguments.args, workspace, workspace_bytes, stream);
