@@ -1,6 +1,6 @@
 """Time to first token of a model whose prompt is read with each attention, and where it goes.
 
-    python bench/prefill.py --model smollm2 --fa3 libfa3.so --out smollm2.json
+    python bench/prefill.py --model smollm2 --calibration C.safetensors --fa3 libfa3.so
     python bench/prefill.py --model llama3-8b --fa3 libfa3.so --out llama3-8b.json
     python bench/prefill.py --model tiny --device cpu --lengths 1536 --modes sdpa,score
 
@@ -380,7 +380,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         help=f"default: {','.join(PEERS)} on a GPU, none on the CPU")  # fmt: skip
     add("--fa3", type=Path, metavar="LIBRARY", help="shared library, described in gpu_peers.py")
     add("--calibration", type=Path, metavar="FILE",
-        help="of dual and refined; default: a random basis, which costs the same")  # fmt: skip
+        help="of dual and refined; default: a random basis, which refines other units")  # fmt: skip
     add("--mlp-chunk", type=int, default=32768, metavar="TOKENS",
         help="that an MLP takes at a time; 0 for all")  # fmt: skip
     add("--repeats", type=positive, default=5, help="timed passes of each contender")
