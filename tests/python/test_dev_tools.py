@@ -374,8 +374,8 @@ def test_dev_refuses_words_before_it_sets_up(tmp_path, words, expected):
     assert result.returncode == 2 and expected in result.stderr.splitlines()[-1]
     help = run(words[0], "--help")
     assert help.returncode == 0 and help.stdout.startswith("usage: ")
-    for result in (result, help):
-        assert "==>" not in result.stdout and not (script.parent / ".venv").exists()
+    for done in (result, help):
+        assert "==>" not in done.stdout and not (script.parent / ".venv").exists()
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(1)", "raise"])  # pip does the first
