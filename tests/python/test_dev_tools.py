@@ -418,3 +418,24 @@ def test_dev_says_which_signal_ended_a_step(tmp_path):
     result = subprocess.run(["bash", "-c", step], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith("dev: the build: failed: exit code 139")
+
+
+def test_dev_interrupted_while_it_reads_words_says_so(tmp_path):
+    script = copy_of_dev(tmp_path)
+    write(
+        tmp_path,
+        "tools/dev/run_tests.py",
+        "import os, signal, time\nos.killpg(0, signal.SIGINT)\ntime.sleep(60)\n",
+    )
+    folder = Path(sys.executable).resolve().parent  # a Python that is new enough
+    result = subprocess.run(
+        [script, "test"],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{folder}:/usr/bin:/bin", "TWOFOUR_SKIP_APT": "1"},
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        timeout=30,
+    )
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "dev: interrupted; run the same command again to go on\n"

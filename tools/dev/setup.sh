@@ -23,14 +23,19 @@ any_python() { if [[ -x $venv/bin/python ]]; then echo "$venv/bin/python"; else 
 no_words() { # no_words WORD...: for commands that take none
   (($# == 0)) || fail "${command:?}: expected no further words, got '$*'"
 }
+exit_saying() { # exit_saying CODE TEXT
+  echo "$2" >&2
+  exit "$1"
+}
 # parse_first SCRIPT WORD...: bad words end the run before minutes of set-up. Without a Python that
 # can read the script this must wait until after it.
 parse_first() {
-  local python script=$root/tools/dev/$1
+  local python said script=$root/tools/dev/$1
   shift
   python=$(any_python)
   at_least $min_python "$(python_version "$python")" || return 0
-  "$python" "$script" --parse-only "$@" || exit $?
+  # Its errors are shown when it is done: what Ctrl-C makes of it is not one.
+  { said=$("$python" "$script" --parse-only "$@" 2>&1 >&3) || exit_saying $? "$said"; } 3>&1
 }
 jobs() { echo "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"; }
 hash_of() { sha256sum "$@" | sha256sum | cut -d' ' -f1; }
