@@ -1,6 +1,7 @@
 """Bad calls: a named error with one line that says what was expected and what came."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -212,7 +213,7 @@ def test_the_bare_operator_raises_on_backward():
         ("t_q", torch.zeros(4, 64, 63), r"t_q: expected contiguous fp32 \[4, 64, 64\], got fp32"),
         ("t_k", torch.zeros(2, 64, 64), "t_k: expected"),
         ("t_q", torch.zeros(4, 64, 64).half(), "t_q: expected contiguous fp32.*got fp16"),
-        ("t_k", torch.zeros(4, 64, 64).transpose(1, 2), "t_k: expected contiguous"),
+        ("t_k", torch.zeros(4, 64, 64).transpose(1, 2), "t_k: expected a contiguous"),
         ("w", torch.zeros(4, 63), r"w: expected contiguous fp32 \[4, 64\]"),
         ("w", torch.zeros(4, 64), r"transform.w\[0\]: expected a finite weight > 0"),
         ("t_q", None, "calibration.t_q: expected a tensor"),
@@ -336,7 +337,7 @@ def test_explain_without_shapes():
         ({"calibration": "x"}, "calibration: expected the basis of one layer.*, got str"),
         ({"calibration": {"t_q": 1}}, "calibration: expected the basis of one layer.*, got dict"),
         ({"kernel": 3}, "kernel: expected str, got 3"),
-        ({"max_seqlen_q": 1.5}, "max_seqlen_q: expected int, got 1.5"),
+        ({"max_seqlen_q": 1.5}, "max_seqlen_q: expected a whole number, got 1.5"),
     ],
 )
 def test_values_of_another_kind(options, words):
@@ -360,3 +361,84 @@ def test_memory_that_is_not_there_is_named():
     with pytest.raises(twofour.OutOfMemoryError, match="a contiguous copy of q needs fp32") as no:
         twofour.attention(many, many[:, :1], many[:, :1], mode="dense")
     assert isinstance(no.value, MemoryError) and "\n" not in str(no.value)
+
+
+@pytest.mark.parametrize("causal", ["no", "False", 2, None, [True]])
+def test_causal_is_a_truth_value(causal):
+    q, k, v = make_qkv()
+    with pytest.raises(InvalidArgumentError, match="causal: expected True or False, got"):
+        twofour.attention(q, k, v, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [1, torch.tensor(True)])
+def test_causal_may_be_anything_that_is_one(causal):
+    q, k, v = make_qkv()
+    want = twofour.attention(q, k, v, mode="dense", causal=True)
+    assert torch.equal(twofour.attention(q, k, v, mode="dense", causal=causal), want)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_seqlen_q": 5}, "max_seqlen_q: expected none without cu_seqlens_q, got 5"),
+        ({"scale": 1e300}, "scale: expected a finite fp32 number, got 1e.300"),
+    ],
+)
+@pytest.mark.parametrize("function", [twofour.attention, twofour.explain])
+def test_values_that_would_be_ignored_or_overflow(function, options, text):
+    q, k, v = make_qkv()
+    with pytest.raises(InvalidArgumentError, match=text):
+        function(q, k, v, **options)
+
+
+def test_lengths_are_not_negative():
+    q, k, v = (t[0] for t in make_qkv())
+    offsets = torch.tensor([0, 64], dtype=torch.int32)
+    with pytest.raises(InvalidArgumentError, match="max_seqlen_k: expected a length >= 0, got -7"):
+        twofour.attention(q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_k=-7)
+
+
+def test_strided_offsets_are_named():
+    q, k, v = (t[0] for t in make_qkv())
+    offsets = torch.tensor([0, 9, 64, 9], dtype=torch.int32)[::2]
+    for function in (twofour.attention, twofour.explain):
+        with pytest.raises(InvalidArgumentError, match="cu_seqlens_q: expected a contiguous"):
+            function(q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
+
+
+def test_meta_tensors_are_refused_as_real_ones():
+    q, k, v = (t.to("meta") for t in make_qkv(hq=4, hkv=2))
+    with pytest.raises(InvalidArgumentError, match=r"k: expected shape \[1, 64, 2, 64\]"):
+        twofour.attention(q, k[..., :32], v)
+    with pytest.raises(InvalidArgumentError, match="heads_q: expected a multiple of heads_kv = 3"):
+        twofour.attention(
+            q, *(t.expand(1, 64, 1, 64).repeat(1, 1, 3, 1) for t in (k[:, :, :1],) * 2)
+        )
+
+
+def test_a_transposed_basis_is_named():
+    q, k, v = make_qkv()
+    basis = SimpleNamespace(t_q=torch.eye(64).repeat(2, 1, 1).mT, t_k=torch.eye(64), w=None)
+    with pytest.raises(InvalidArgumentError, match=r"calibration\.t_q: expected a contiguous"):
+        twofour.attention(q, k, v, mode="dual", calibration=basis)
+
+
+@pytest.mark.parametrize("function", [twofour.trace, twofour.explain])
+def test_unknown_options_name_the_function(function):
+    q, k, v = make_qkv()
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword"):
+        function(q, k, v, foo=1)
+
+
+def test_merge_names_what_it_cannot_take():
+    q, k, v = make_qkv()
+    o, lse = twofour.attention(q, k, v, return_lse=True)
+    for arguments, text in (
+        ((None, lse, o, lse), "o1: expected a tensor, got NoneType"),
+        ((o, lse.int(), o, lse), "lse1: expected fp32, got int32"),
+        ((o, lse.half(), o, lse), "lse1: expected fp32, got fp16"),
+        ((o.half(), lse, o, lse), "o2: expected fp16, got fp32"),
+        ((o, lse, o.to("meta"), lse), "o2: expected device cpu as for o1, got meta"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=text):
+            twofour.merge(*arguments)
