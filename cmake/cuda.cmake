@@ -93,5 +93,7 @@ file(GLOB_RECURSE cuda_host_sources CONFIGURE_DEPENDS src/cuda/*.cc)
 list(FILTER cuda_host_sources EXCLUDE REGEX "/src/cuda/absent/")
 target_sources(twofour PRIVATE ${cuda_host_sources})
 target_compile_definitions(twofour PRIVATE TWOFOUR_WITH_CUDA)
+# It compiles no CUDA itself; Makefile generators ask all the same.
+set_target_properties(twofour PROPERTIES CUDA_ARCHITECTURES OFF)
 # The static runtime loads the driver at the first CUDA call; libcuda itself is never linked.
 target_link_libraries(twofour PRIVATE CUDA::cudart_static)
