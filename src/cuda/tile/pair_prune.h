@@ -71,33 +71,24 @@ __host__ __device__ __forceinline__ std::uint32_t add_flags(std::uint32_t word,
   return word | (signs & (0x00010001u << (4 * (block % 4) + 2 * column)));
 }
 
-/// Prunes the accumulator in place: register r < kPartner becomes the larger of r and
-/// r + kPartner. Returns the own metadata words, before the exchange.
-template <int kTile>
-__host__ __device__ __forceinline__ layout::WordPair prune_pairs(float (&s)[kTile / 2]) {
-  using Tile = layout::PairTile<kTile>;
-  std::uint32_t words[2] = {0x88888888u, 0x88888888u};
-#pragma unroll
-  for (int block = 0; block < Tile::kBlocks; ++block) {
-#pragma unroll
-    for (int column = 0; column < 2; ++column) {
-      const int g = 4 * block + column;
-      const int g8 = g + 2;
-      const float a = s[g], b = s[g + Tile::kPartner];
-      const float a8 = s[g8], b8 = s[g8 + Tile::kPartner];
-      words[block / 4] = add_flags(words[block / 4], std::bit_cast<std::uint32_t>(a - b),
-                                   std::bit_cast<std::uint32_t>(a8 - b8), block, column);
-      s[g] = ptx::max_nan(a, b);
-      s[g8] = ptx::max_nan(a8, b8);
-    }
-  }
-  return {words[0], words[1]};
+/// The larger of two scores of an accumulator, and the bits of their difference, whose sign says
+/// which it was. Scores of an int8 product compare as they are: a pair shares the row's and the key
+/// block's scale.
+__host__ __device__ __forceinline__ float larger(float a, float b) { return ptx::max_nan(a, b); }
+__host__ __device__ __forceinline__ std::int32_t larger(std::int32_t a, std::int32_t b) {
+  return a < b ? b : a;
+}
+__host__ __device__ __forceinline__ std::uint32_t difference(float a, float b) {
+  return std::bit_cast<std::uint32_t>(a - b);
+}
+__host__ __device__ __forceinline__ std::uint32_t difference(std::int32_t a, std::int32_t b) {
+  return static_cast<std::uint32_t>(a - b);
 }
 
-/// The same on the s32 accumulator of an int8 product: both members of a pair share the row's and
-/// the key block's scale.
-template <int kTile>
-__host__ __device__ __forceinline__ layout::WordPair prune_pairs(std::int32_t (&s)[kTile / 2]) {
+/// Prunes the accumulator, fp32 or s32, in place: register r < kPartner becomes the larger of r and
+/// r + kPartner. Returns the own metadata words, before the exchange.
+template <int kTile, class Score>
+__host__ __device__ __forceinline__ layout::WordPair prune_pairs(Score (&s)[kTile / 2]) {
   using Tile = layout::PairTile<kTile>;
   std::uint32_t words[2] = {0x88888888u, 0x88888888u};
 #pragma unroll
@@ -106,12 +97,12 @@ __host__ __device__ __forceinline__ layout::WordPair prune_pairs(std::int32_t (&
     for (int column = 0; column < 2; ++column) {
       const int g = 4 * block + column;
       const int g8 = g + 2;
-      const std::int32_t a = s[g], b = s[g + Tile::kPartner];
-      const std::int32_t a8 = s[g8], b8 = s[g8 + Tile::kPartner];
-      words[block / 4] = add_flags(words[block / 4], static_cast<std::uint32_t>(a - b),
-                                   static_cast<std::uint32_t>(a8 - b8), block, column);
-      s[g] = a < b ? b : a;
-      s[g8] = a8 < b8 ? b8 : a8;
+      const Score a = s[g], b = s[g + Tile::kPartner];
+      const Score a8 = s[g8], b8 = s[g8 + Tile::kPartner];
+      words[block / 4] =
+          add_flags(words[block / 4], difference(a, b), difference(a8, b8), block, column);
+      s[g] = larger(a, b);
+      s[g8] = larger(a8, b8);
     }
   }
   return {words[0], words[1]};
