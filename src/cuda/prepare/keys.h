@@ -26,6 +26,14 @@ struct Sequences {
   int block = 128;
 };
 
+/// Channels that the kernels pad Q, K and V to, of the wider of head_dim and head_dim_v.
+constexpr int padded_head_dim(const AttentionProblem& p) {
+  return p.head_dim <= 64 && p.head_dim_v <= 64 ? 64 : 128;
+}
+
+/// The sequences of a call, without row_blocks and key_blocks.
+Sequences sequences_of(const AttentionProblem& problem, const AttentionArgs& args);
+
 /// Fills row_blocks and key_blocks of a packed call.
 Status count_blocks(const Sequences& sequences, cudaStream_t stream);
 
@@ -49,6 +57,9 @@ inline constexpr int kMeanKeys = 512;
 constexpr int mean_chunks(std::int64_t seqlen_k) {
   return static_cast<int>((seqlen_k + kMeanKeys - 1) / kMeanKeys);
 }
+
+/// The keys of a call, without total_blocks and the memory that quantise_keys writes.
+QuantisedKeys keys_of(const AttentionProblem& problem, const AttentionArgs& args);
 
 Status quantise_keys(const Sequences& sequences, const QuantisedKeys& keys, cudaStream_t stream);
 

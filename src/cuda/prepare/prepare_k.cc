@@ -42,11 +42,6 @@ Status copy_unpadded(std::vector<T>& out, const T* from, std::int64_t rows, std:
   return {};
 }
 
-/// Channels that the kernels pad K to, as they choose it.
-int padded_dim(const AttentionProblem& p) {
-  return std::max(p.head_dim, p.head_dim_v) <= 64 ? 64 : 128;
-}
-
 Status count_key_blocks(const AttentionProblem& p, const AttentionArgs& args, PreparedK& out) {
   std::vector<std::int32_t> offsets;
   if (p.packed) {
@@ -88,29 +83,8 @@ Result<PreparedK> prepare_k(const AttentionProblem& problem, const AttentionArgs
   status = count_key_blocks(p, args, out);
   if (!status.ok()) return status;
 
-  Sequences s;
-  s.packed = p.packed;
-  s.batch = static_cast<int>(p.batch);
-  s.seqlen_q = static_cast<int>(p.seqlen_q);
-  s.seqlen_k = static_cast<int>(p.seqlen_k);
-  s.cu_seqlens_q = args.cu_seqlens_q;
-  s.cu_seqlens_k = args.cu_seqlens_k;
-  s.causal = p.causal;
-  s.align = p.align;
-  s.window = p.window;
-  s.block = p.sparsity.block;
-
-  QuantisedKeys keys;
-  const int row_axis = p.packed ? 0 : 1;
-  keys.k = args.k.data;
-  keys.dtype = p.dtype;
-  keys.batch_stride = p.packed ? 0 : args.k.stride[0];
-  keys.row_stride = args.k.stride[row_axis];
-  keys.head_stride = args.k.stride[row_axis + 1];
-  keys.heads = static_cast<int>(p.heads_kv);
-  keys.head_dim = static_cast<int>(p.head_dim);
-  keys.padded_dim = padded_dim(p);
-  keys.rows = out.rows;
+  Sequences s = sequences_of(p, args);
+  QuantisedKeys keys = keys_of(p, args);
   keys.total_blocks = std::max<std::int64_t>(out.blocks, 1);
 
   Buffer buffers[6];

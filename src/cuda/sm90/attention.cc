@@ -91,24 +91,6 @@ struct Workspace {
   }
 };
 
-Sequences sequences_of(const Launch& launch, const Workspace& w) {
-  const AttentionProblem& p = launch.problem;
-  Sequences s;
-  s.packed = p.packed;
-  s.batch = static_cast<int>(p.batch);
-  s.seqlen_q = static_cast<int>(p.seqlen_q);
-  s.seqlen_k = static_cast<int>(p.seqlen_k);
-  s.cu_seqlens_q = launch.args.cu_seqlens_q;
-  s.cu_seqlens_k = launch.args.cu_seqlens_k;
-  s.row_blocks = w.row_blocks;
-  s.key_blocks = w.key_blocks;
-  s.causal = p.causal;
-  s.align = p.align;
-  s.window = p.window;
-  s.block = p.sparsity.block;
-  return s;
-}
-
 Rows rows_view(const ConstTensorView& view, bool packed) {
   const int row = packed ? 0 : 1;
   return {const_cast<void*>(view.data), packed ? 0 : view.stride[0], view.stride[row],
@@ -151,27 +133,6 @@ Status transform(const Launch& launch, const Workspace& w, bool query, cudaStrea
   rows.split = w.split;
   if (rows.batch * rows.rows == 0) return {};
   return transform_rows(rows, stream);
-}
-
-QuantisedKeys keys_of(const Launch& launch, const Config& c, const Workspace& w) {
-  const AttentionProblem& p = launch.problem;
-  const Rows k = rows_view(launch.args.k, p.packed);
-  QuantisedKeys keys;
-  keys.k = k.data;
-  keys.dtype = p.dtype;
-  keys.batch_stride = k.batch;
-  keys.row_stride = k.row;
-  keys.head_stride = k.head;
-  keys.heads = static_cast<int>(p.heads_kv);
-  keys.head_dim = static_cast<int>(p.head_dim);
-  keys.padded_dim = c.head_dim;
-  keys.rows = rows_of(p, false);
-  keys.total_blocks = max_key_blocks(p);
-  keys.codes = w.codes;
-  keys.scale = w.scale;
-  keys.mean = w.mean;
-  keys.partial = w.partial;
-  return keys;
 }
 
 // An axis of one element has a stride that nothing uses, but the driver wants it in range.
@@ -321,7 +282,9 @@ Status prepare(const Launch& launch, const Config& c, const Workspace& w, cudaSt
   if (status.ok() && c.trace)
     status = clear(w.unit, static_cast<std::size_t>(w.unit_count) * sizeof(*w.unit), stream);
   if (!status.ok()) return status;
-  const Sequences sequences = sequences_of(launch, w);
+  Sequences sequences = sequences_of(launch.problem, launch.args);
+  sequences.row_blocks = w.row_blocks;
+  sequences.key_blocks = w.key_blocks;
   if (sequences.packed) {
     status = count_blocks(sequences, stream);
     if (!status.ok()) return status;
@@ -331,7 +294,13 @@ Status prepare(const Launch& launch, const Config& c, const Workspace& w, cudaSt
     return status.ok() ? transform(launch, w, false, stream) : status;
   }
   if (c.qk != QKProduct::kInt8 || launch.problem.seqlen_k == 0) return {};
-  return quantise_keys(sequences, keys_of(launch, c, w), stream);
+  QuantisedKeys keys = keys_of(launch.problem, launch.args);
+  keys.total_blocks = max_key_blocks(launch.problem);
+  keys.codes = w.codes;
+  keys.scale = w.scale;
+  keys.mean = w.mean;
+  keys.partial = w.partial;
+  return quantise_keys(sequences, keys, stream);
 }
 
 /// Debugging rows wait for the device: their decisions are the host's.
@@ -395,13 +364,12 @@ std::string why_not(const Kernel& kernel, const AttentionProblem& p, const Devic
   if (device.kind != DeviceKind::kCuda || device.arch != "sm_90")
     return "runs on Hopper (sm_90) only";
   if (p.dtype != c.dtype) return std::string("computes ") + to_string(c.dtype) + " only";
-  const auto padded = [](std::int64_t dim) { return dim <= 64 ? 64 : dim <= 128 ? 128 : 0; };
   for (const auto& [name, dim] :
        {std::pair{"head_dim", p.head_dim}, std::pair{"head_dim_v", p.head_dim_v}})
     if (dim % 8 != 0 || dim < 8 || dim > 128)
       return std::string("unsupported: ") + name + " " + std::to_string(dim) +
              ", supported are the multiples of 8 from 8 to 128";
-  if (std::max(padded(p.head_dim), padded(p.head_dim_v)) != c.head_dim)
+  if (padded_head_dim(p) != c.head_dim)
     return "serves head_dim " + std::string(c.head_dim == 64 ? "up to 64" : "65 to 128");
   if (p.sparsity.qk != c.qk)
     return std::string("computes the ") + to_string(c.qk) + " product only";

@@ -68,8 +68,6 @@ __device__ inline layout::ScheduleShape schedule_shape(const Params& p, const Co
   return shape;
 }
 
-__device__ inline int row_blocks_before(const Params& p, int b) { return p.row_blocks[b]; }
-
 /// Row blocks of the whole call, of one head.
 __device__ inline int total_row_blocks(const Params& p) {
   if (p.packed) return p.row_blocks[p.batch];
