@@ -36,7 +36,7 @@ import gpu_peers as peers
 import gpu_rows
 import gpu_timing as timing
 import inputs
-from common import ROOT, git, modified, positive
+from common import FAILURES, ROOT, comma_separated, first_line, git, modified, positive, run
 from gpu_rows import Row
 from inputs import Problem
 
@@ -44,8 +44,6 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 MODES = ("dense", "score", "int8", "dual", "refined")
 # Short ones with more sequences, powers of two and the nearest multiples of a row block of 192.
 LENGTHS = (2048, 4096, 8192, 16384, 16320, 32768, 32832)
-#: What a call may raise: refusals by name, and errors of CUDA.
-FAILURES = (RuntimeError, ValueError, NotImplementedError, LookupError)
 
 
 @dataclass
@@ -286,10 +284,6 @@ def rows_of(shape: Shape, contenders: list[Contender], session: Session) -> list
     return found
 
 
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def bench_shape(shape: Shape, session: Session) -> list[Row]:
     """The rows of one shape; what cannot run is said, and remembered."""
     options = session.options
@@ -325,14 +319,6 @@ def bench_shape(shape: Shape, session: Session) -> list[Row]:
             flush=True,
         )
     return rows
-
-
-def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    def parse(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",") if part]
-
-    parse.__name__ = f"comma-separated {kind.__name__}"  # for argparse's error
-    return parse
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -399,17 +385,6 @@ def device_slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def machine_text(device: torch.device, gauge: timing.Gauge) -> str:
-    properties = torch.cuda.get_device_properties(device)
-    driver = gauge.query("driver_version,power.limit,clocks.max.sm")
-    said = f", driver {driver[0]}, limits {driver[1]} W and {driver[2]} MHz" if driver else ""
-    return (
-        f"{properties.name}, {properties.multi_processor_count} SMs, "
-        f"L2 {properties.L2_cache_size >> 20} MiB{said}; torch {torch.__version__}, "
-        f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
-    )
-
-
 def main() -> int:
     options = parse_options()
     if not torch.cuda.is_available():
@@ -425,7 +400,7 @@ def main() -> int:
         from_file = options.inputs and inputs.load(options.inputs)[0].basis is not None
         options.transform = "file" if from_file else "random"
     commit = options.commit or git("rev-parse", "--short", "HEAD") + ("+" if modified() else "")
-    machine = machine_text(device, gauge)
+    machine = timing.machine_text(device, gauge)
     print(machine)
     found, missing = peers.find(options.peers, options.fa3)
     for peer, reason in missing.items():
@@ -453,9 +428,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (*FAILURES, OSError) as error:
-        sys.exit(f"bench: {first_line(error)}")
+    run(main)

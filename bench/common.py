@@ -2,9 +2,14 @@
 
 import argparse
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
+#: What a call may raise: refusals by name, and errors of CUDA.
+FAILURES = (RuntimeError, ValueError, NotImplementedError, LookupError)
 
 
 def git(*arguments: str) -> str:
@@ -36,3 +41,25 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
     return value
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",") if part]
+
+    parse.__name__ = f"comma-separated {kind.__name__}"  # for argparse's error
+    return parse
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Ends the program with main's exit code; what went wrong is one line."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (*FAILURES, OSError) as error:
+        sys.exit(f"bench: {first_line(error)}")

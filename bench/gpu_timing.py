@@ -219,3 +219,14 @@ def sustained(
     )
     return Timing(marks[0].elapsed_time(marks[-1]) / (PARTS * per_part), min(parts), max(parts),
                   clock, power)  # fmt: skip
+
+
+def machine_text(device: torch.device, gauge: Gauge) -> str:
+    properties = torch.cuda.get_device_properties(device)
+    driver = gauge.query("driver_version,power.limit,clocks.max.sm")
+    said = f", driver {driver[0]}, limits {driver[1]} W and {driver[2]} MHz" if driver else ""
+    return (
+        f"{properties.name}, {properties.multi_processor_count} SMs, "
+        f"L2 {properties.L2_cache_size >> 20} MiB{said}; torch {torch.__version__}, "
+        f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    )

@@ -41,8 +41,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_peers as peers  # neighbours, not a package
 import gpu_timing as timing
 import prefill_models as subjects
-from attention import FAILURES, comma_separated, first_line, machine_text
-from common import git, modified, positive, write_atomically
+from common import (
+    FAILURES,
+    comma_separated,
+    first_line,
+    git,
+    modified,
+    positive,
+    run,
+    write_atomically,
+)
 from inputs import Problem
 
 MODES = ("dense", "score", "int8", "dual", "refined")
@@ -430,7 +438,7 @@ def document(bench: Bench, found: dict[int, list[Figures]]) -> dict[str, Any]:
     options = bench.options
     machine = eval.machine(str(bench.device))
     if bench.gauge:
-        machine["device"] = machine_text(bench.device, bench.gauge)
+        machine["device"] = timing.machine_text(bench.device, bench.gauge)
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "command": options.command,
@@ -476,7 +484,9 @@ def main(arguments: list[str] | None = None) -> int:
         f"head_dim {shape['head_dim']}, {shape['parameters'] / 1e9:.2f} B parameters in "
         f"{shape['dtype']}"
     )
-    print(f"{machine_text(device, bench.gauge) if bench.gauge else 'CPU'}\n{title}", flush=True)
+    print(
+        f"{timing.machine_text(device, bench.gauge) if bench.gauge else 'CPU'}\n{title}", flush=True
+    )
     found: dict[int, list[Figures]] = {}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", hf.ApproximateWarning)  # modes are what is measured
@@ -496,9 +506,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (*FAILURES, OSError) as error:
-        sys.exit(f"bench: {first_line(error)}")
+    run(main)
