@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Runs every planted fault that cuda_build.py has built, on this machine's GPU.
+
+One line each: noticed (a wrong result or an error), hangs (noticed as well), NOT noticed, or for a
+control passes. Exit code 1 when a control does not pass or a fault that must be noticed is not.
+
+    python3 FOLDER/run.py [--only TEXT] [--seconds N] [--device cuda]
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def verify(folder: Path, fault: dict, device: str, seconds: float) -> tuple[str, str]:
+    """(outcome, detail): passes, noticed or hangs."""
+    libraries = os.pathsep.join(
+        [str(folder / fault["name"]), str(folder / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+    )
+    command = [folder / "bin" / "twofour", "verify", "--json", "--device", device]
+    command += ["--filter", "attention.fp16.sm90.d128."]
+    command += ["--cases", folder / "cases" / f"{fault['mode']}.cases"]
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        env={**os.environ, "LD_LIBRARY_PATH": libraries},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return "hangs", f"stopped after {seconds:.0f} s"
+    try:
+        document = json.loads(out)
+    except ValueError:
+        document = {}
+    if document.get("ok") and process.returncode == 0:
+        return "passes", f"{sum(row['passed'] for row in document['rows'])} checks"
+    failures = document.get("failures", [])
+    if failures:
+        return "noticed", f"{len(failures)} failures, first: {failures[0]['message']}"
+    said = errors.strip().splitlines() or [f"exit code {process.returncode}"]
+    # Not run at all (no GPU, a missing library) is no notice of a fault.
+    if process.returncode >= 0:
+        return "did not run", said[-1]
+    return "noticed", f"signal {-process.returncode}: {said[-1]}"
+
+
+def judge(fault: dict, outcome: str) -> tuple[str, bool]:
+    """What to print, and whether it is as it must be."""
+    if outcome == "did not run":
+        return outcome, False
+    if fault["expect"] == "passes":
+        return ("passes", True) if outcome == "passes" else (f"FAILS ({outcome})", False)
+    if outcome == "passes":
+        maybe = fault["expect"] == "maybe"
+        return ("not observable here" if maybe else "NOT noticed"), maybe
+    return outcome, True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="faults whose name holds TEXT, and the controls")
+    parser.add_argument("--seconds", type=float, default=25, help="after which a run hangs")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    faults = json.loads((HERE / "faults.json").read_text())
+    faults = [f for f in faults if options.only in f["name"] or f["expect"] == "passes"]
+    bad = 0
+    start = time.monotonic()
+    for fault in faults:
+        began = time.monotonic()
+        outcome, detail = verify(HERE, fault, options.device, options.seconds)
+        text, good = judge(fault, outcome)
+        bad += not good
+        if outcome == "passes" and fault["why"]:
+            detail = fault["why"]
+        if fault["ptxas"]:
+            detail += f" (ptxas: {', '.join(fault['ptxas'])})"
+        seconds = time.monotonic() - began
+        print(
+            f"{fault['name']:26} {text:20} {seconds:5.1f} s  {fault['what']}; {detail}", flush=True
+        )
+        if fault["name"] == "control" and not good:
+            print("the unchanged kernel does not pass: nothing below would mean anything")
+            return 1
+    print(f"{len(faults) - bad} of {len(faults)} as they must be, {time.monotonic() - start:.0f} s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
