@@ -24,7 +24,7 @@ def test_bad_usage(cli, words):
 
 
 def test_a_command_that_does_not_exist(cli):
-    names = "attend, verify, bench, explain, info"
+    names = "attend, verify, bench, explain, golden, info"
     for words, got in [((), "none"), (("foo",), "'foo'"), (("a\nb", "--json"), "'a\\x0ab'")]:
         said = cli(*words, code=2).stderr
         assert said == f"twofour: expected a command ({names}), got {got}; see --help\n"

@@ -238,12 +238,7 @@ class CaseCheck {
     ref::Options options;
     options.prepared = prepared_ ? &*prepared_ : nullptr;
     options.replay = replay;
-    if (on_cuda()) {
-      // A weight is rounded once; its scale is at most twice the row's largest.
-      const bool fp16 = problem.dtype == DType::kF16;
-      options.weights.rounding = fp16 ? 0x1p-11 : 0x1p-8;
-      options.weights.floor = fp16 ? 0x1p-24 : 0;
-    }
+    if (on_cuda()) options.weights = weights_on_cuda(problem.dtype);
     return ref::attention(problem, memory_->args, options);
   }
 

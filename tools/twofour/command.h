@@ -28,6 +28,7 @@ using Json = nlohmann::ordered_json;
 void add_attend(CLI::App& app, int* exit_code);
 void add_bench(CLI::App& app, int* exit_code);
 void add_explain(CLI::App& app, int* exit_code);
+void add_golden(CLI::App& app, int* exit_code);
 void add_info(CLI::App& app, int* exit_code);
 void add_verify(CLI::App& app, int* exit_code);
 

@@ -42,6 +42,12 @@ double share(double got, double expected, double bound, const Format& format) {
 
 }  // namespace
 
+ref::WeightFormat weights_on_cuda(DType dtype) {
+  // A weight is rounded once; its scale is at most twice the row's largest.
+  const bool fp16 = dtype == DType::kF16;
+  return {fp16 ? 0x1p-11 : 0x1p-8, fp16 ? 0x1p-24 : 0};
+}
+
 Comparison compare(const AttentionProblem& p, const AttentionArgs& args,
                    const ref::Output& expected) {
   Comparison out;

@@ -13,6 +13,9 @@ struct Comparison {
   std::string where;  // empty, or the first element outside, in words
 };
 
+/// How kernels on CUDA hold weights: in the dtype of V.
+ref::WeightFormat weights_on_cuda(DType dtype);
+
 /// Compares args.o and args.lse with what the reference computed from the same decisions. Rows of
 /// rule 9 that non-finite input may spread to are skipped.
 Comparison compare(const AttentionProblem& problem, const AttentionArgs& args,

@@ -45,6 +45,7 @@ int run(int argc, char** argv) {
   tool::add_verify(app, &exit_code);
   tool::add_bench(app, &exit_code);
   tool::add_explain(app, &exit_code);
+  tool::add_golden(app, &exit_code);
   tool::add_info(app, &exit_code);
   // CLI11 would only say that one is required.
   const std::string word = argc > 1 ? argv[1] : "";
