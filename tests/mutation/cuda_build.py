@@ -46,9 +46,9 @@ STRESS = """\
 batch=8 heads=20/5 len=192x400 input=peaky
 heads=4/2 len=400x900 causal=bottom_right input=peaky
 heads=2/1 len=100x4000 input=peaky
-len=300x800 window=250:40
+len=300x800 window=250:40 input=random,poison
 packed=100x300+20x640+65x257+0x9+7x0 causal=bottom_right
-len=70x800 input=huge,poison,spread causal=bottom_right
+len=70x800 input=huge,poison,spread causal=bottom_right,top_left
 """
 
 

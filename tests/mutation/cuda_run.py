@@ -4,10 +4,11 @@
 One line each: noticed (a wrong result or an error), hangs (noticed as well), NOT noticed, or for a
 control passes. Exit code 1 when a control does not pass or a fault that must be noticed is not.
 
-    python3 FOLDER/run.py [--only TEXT] [--seconds N] [--device cuda]
+    python3 FOLDER/run.py [--only TEXT] [--seconds N] [--jobs N]
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import signal
@@ -69,33 +70,46 @@ def judge(fault: dict, outcome: str) -> tuple[str, bool]:
     return outcome, True
 
 
+def report(fault: dict, outcome: str, detail: str, seconds: float) -> bool:
+    """Prints the line of a fault; whether it is as it must be."""
+    text, good = judge(fault, outcome)
+    if outcome == "passes" and fault["why"]:
+        detail = fault["why"]
+    if fault["ptxas"]:
+        detail += f" (ptxas: {', '.join(fault['ptxas'])})"
+    line = f"{fault['name']:24} {text:19} {seconds:5.1f} s  {fault['what']}; {detail}"
+    print(line, flush=True)
+    return good
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="faults whose name holds TEXT, and the controls")
-    parser.add_argument("--seconds", type=float, default=25, help="after which a run hangs")
+    parser.add_argument("--seconds", type=float, default=20, help="after which a run hangs")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at once, after the controls")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     faults = json.loads((HERE / "faults.json").read_text())
-    faults = [f for f in faults if options.only in f["name"] or f["expect"] == "passes"]
-    bad = 0
+    controls = [f for f in faults if f["expect"] == "passes"]
+    faults = [f for f in faults if options.only in f["name"] and f not in controls]
     start = time.monotonic()
-    for fault in faults:
+
+    def attempt(fault: dict) -> tuple[str, str, float]:
         began = time.monotonic()
-        outcome, detail = verify(HERE, fault, options.device, options.seconds)
-        text, good = judge(fault, outcome)
+        return *verify(HERE, fault, options.device, options.seconds), time.monotonic() - began
+
+    bad = 0
+    for control in controls:
+        good = report(control, *attempt(control))
         bad += not good
-        if outcome == "passes" and fault["why"]:
-            detail = fault["why"]
-        if fault["ptxas"]:
-            detail += f" (ptxas: {', '.join(fault['ptxas'])})"
-        seconds = time.monotonic() - began
-        print(
-            f"{fault['name']:26} {text:20} {seconds:5.1f} s  {fault['what']}; {detail}", flush=True
-        )
-        if fault["name"] == "control" and not good:
+        if not good and control["name"] == "control":
             print("the unchanged kernel does not pass: nothing below would mean anything")
             return 1
-    print(f"{len(faults) - bad} of {len(faults)} as they must be, {time.monotonic() - start:.0f} s")
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for fault, result in zip(faults, pool.map(attempt, faults), strict=True):
+            bad += not report(fault, *result)
+    total = len(controls) + len(faults)
+    print(f"{total - bad} of {total} as they must be, {time.monotonic() - start:.0f} s")
     return 1 if bad else 0
 
 
