@@ -11,6 +11,7 @@ to replace no longer occurs exactly once, or a fault does not compile.
 
 import argparse
 import concurrent.futures
+import hashlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -133,6 +135,25 @@ def build_fault(fault: Fault, flags: list[str], out: Path) -> tuple[str, list[st
     return "", sorted(set(re.findall(r"\bC751[0-8]\b", done.stdout)))
 
 
+def code_of(library: Path) -> str:
+    """A hash of the machine code for the GPU."""
+    with tempfile.NamedTemporaryFile() as code:
+        command = ["objcopy", "-O", "binary", "--only-section=.nv_fatbin", library, code.name]
+        if run(command).returncode != 0:
+            sys.exit(f"{library}: expected machine code of a GPU")
+        return hashlib.sha256(Path(code.name).read_bytes()).hexdigest()
+
+
+def mark_unchanged(listed: list[dict], out: Path) -> None:
+    """`same_as`: the fault before it, most often the control, whose machine code it shares."""
+    seen: dict[str, str] = {}
+    for fault in listed:
+        code = code_of(out / fault["name"] / "libplanted.so")
+        fault["same_as"] = seen.setdefault(code, fault["name"])
+        if fault["same_as"] == fault["name"]:
+            fault["same_as"] = ""
+
+
 def build_program(build: Path, toolkit: Path, out: Path) -> None:
     """The command line, whose kernels for fp16 and head_dim 128 come from libplanted.so."""
     objects = sorted((build / "tools/CMakeFiles/twofour_cli.dir/twofour").glob("*.o"))
@@ -206,6 +227,7 @@ def main() -> int:
     if FAULTS[0].name in (f["name"] for f in listed):
         build_program(build, toolkit_of(flags[0]), out)
     write_cases(out)
+    mark_unchanged(listed, out)
     (out / "faults.json").write_text(json.dumps(listed, indent=1) + "\n")
     shutil.copy(HERE / "cuda_run.py", out / "run.py")
     shutil.rmtree(out / "work")
