@@ -50,6 +50,12 @@ def recording(cli, tmp_path):
     return tmp_path / "it.safetensors"
 
 
+def test_only_some_kernels(cli, recording):
+    words = ("--device", "cpu", "--cases", "few.cases", "--out", "some.safetensors")
+    said = cli("golden", "record", "--filter", "nm24", *words).stdout
+    assert said == "4 entries in some.safetensors\n"
+
+
 def test_what_is_recorded_passes(cli, recording):
     said = cli("golden", "check", recording).stdout
     assert said.startswith("6 entries, 0 failed, worst error 0.")

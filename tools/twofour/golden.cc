@@ -221,13 +221,14 @@ std::string disagreement(const Entry& e, double* worst) {
   return "";
 }
 
-int record_all(const CaseSource& source, const DeviceChoice& choice, const std::string& out) {
+int record_all(const CaseSource& source, const DeviceChoice& choice, const std::string& filter,
+               const std::string& out) {
   const Result<std::vector<io::Case>> cases = source.load("");
   if (!cases.ok()) return report(cases.status(), false);
   const Result<std::vector<Device>> devices = choice.devices();
   if (!devices.ok()) return report(devices.status(), false);
   std::vector<Entry> entries;
-  const Selection rows = select_rows("", devices->front());
+  const Selection rows = select_rows(filter, devices->front());
   for (const Family& family : rows.families) {
     if (family.row == nullptr || family.twin == nullptr) continue;
     for (const io::Case& c : *cases) {
@@ -265,7 +266,7 @@ void add_golden(CLI::App& app, int* exit_code) {
   struct Options {
     CaseSource source;
     DeviceChoice device;
-    std::string out, file;
+    std::string filter, out, file;
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
@@ -274,9 +275,10 @@ void add_golden(CLI::App& app, int* exit_code) {
   CLI::App* record = command->add_subcommand("record", "Run every kernel and write a file");
   options->source.add_to(*record);
   options->device.add_to(*record);
+  record->add_option("--filter", options->filter, "only kernels whose id contains this");
   record->add_option("--out", options->out, "the .safetensors file to write")->required();
   record->callback([options, exit_code] {
-    *exit_code = record_all(options->source, options->device, options->out);
+    *exit_code = record_all(options->source, options->device, options->filter, options->out);
   });
   CLI::App* check = command->add_subcommand("check", "Compare a recording with the reference");
   check->add_option("file", options->file, "a file of twofour golden record")->required();
