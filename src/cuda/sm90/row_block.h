@@ -117,8 +117,11 @@ struct RowBlock : Softmax<c> {
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) x[i] -= this->reference(i / 2 % 2);
+    float sum[2];
+    this->exponentials(x, sum);
+    for (int h = 0; h < 2; ++h) l[h] += sum[h];
     std::uint32_t prob[kScores / 2];
-    this->exponentials(prob, x);
+    this->pack(prob, x);
     this->wait_value();
     clear_dead_values(item, key);
     this->issue_dense_values(prob);
@@ -139,13 +142,21 @@ struct RowBlock : Softmax<c> {
     }
   }
 
+  /// Scores in S to probabilities in x with a new reference. Nothing may be in flight.
+  __device__ __forceinline__ void restart(float (&x)[kKept], const Score (&s)[kScores],
+                                          const float (&f)[2], float (&sum)[2]) {
+    this->exponents(x, s, f);
+    this->raise_reference(x);
+    this->exponentials(x, sum);
+  }
+
   /// In flight together: the scores of a step and the values of the one before, whose pruning and
   /// exponentials overlap with other warpgroups' products.
   __device__ __forceinline__ void fast(const Item& item) {
     const int steps = item.fast_blocks() * kStepsPerBlock;
     if (steps == 0) return;
     Score s[kScores];
-    float x[kKept], f[2];
+    float x[kKept], f[2], sum[2];
     Probabilities<c> prob;
     std::uint32_t received = 0;
     layout::WordPair own{};
@@ -156,12 +167,12 @@ struct RowBlock : Softmax<c> {
     this->release_key();
     layout::WordPair words = this->prune(s, received, own);
     trace_fast(item, 0, own, UnitDecision::kPruned);
-    this->exponents(x, s, f);
-    this->raise_reference(x);
-    this->finish_metadata(prob.metadata, words, received);
-    this->exponentials(prob.packed, x);
+    restart(x, s, f, sum);
 #pragma unroll 1
     for (int step = 1; step < steps; ++step) {
+      this->finish_metadata(prob.metadata, words, received);
+      this->pack(prob.packed, x);
+      for (int h = 0; h < 2; ++h) l[h] += sum[h];
       this->wait_key();
       this->await_turn();
       this->issue_pruned_scores(s);
@@ -174,23 +185,18 @@ struct RowBlock : Softmax<c> {
       words = this->prune(s, received, own);
       trace_fast(item, step, own, UnitDecision::kPruned);
       this->exponents(x, s, f);
-      if constexpr (kPairs) {
-        // Asks for the metadata as well, which is never zero: so the pruning, which the compiler
-        // would move behind the wait, overlaps with the product.
-        if (__any_sync(~0u, this->any_beyond(x) || words.lo == 0 || words.hi == 0)) {
-          ptx::wgmma_wait<0>();
-          this->raise_reference(x);
-        }
+      this->exponentials(x, sum);
+      // The branch also keeps all this before the wait: the compiler would move it behind.
+      if (__any_sync(~0u, this->outgrown(sum))) {
         ptx::wgmma_wait<0>();
-        this->release_value();
-      } else {
-        ptx::wgmma_wait<0>();
-        this->release_value();
-        if (__any_sync(~0u, this->any_beyond(x))) this->raise_reference(x);
+        restart(x, s, f, sum);
       }
-      this->finish_metadata(prob.metadata, words, received);
-      this->exponentials(prob.packed, x);
+      ptx::wgmma_wait<0>();
+      this->release_value();
     }
+    this->finish_metadata(prob.metadata, words, received);
+    this->pack(prob.packed, x);
+    for (int h = 0; h < 2; ++h) l[h] += sum[h];
     this->wait_value();
     this->issue_values(prob);
     ptx::wgmma_wait<0>();
@@ -218,7 +224,7 @@ struct RowBlock : Softmax<c> {
       exists[h] = i >= 0 && i < item.seqlen_q;
     }
     Score s[kScores];
-    float x[kKept], f[2], largest[2];
+    float x[kKept], f[2], largest[2], sum[2];
     Probabilities<c> prob;
     std::uint32_t received = 0;
     layout::WordPair own{};
@@ -251,7 +257,14 @@ struct RowBlock : Softmax<c> {
       this->release_key();
       trace_fast(item, step, own, decision);
       for (int h = 0; h < 2; ++h) seen[h] = ptx::max_nan(seen[h], largest[h]);
-      if (!drop) this->exponents(x, s, f);
+      if (!drop) {
+        this->exponents(x, s, f);
+        this->exponentials(x, sum);
+        if (__any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->outgrown(sum))) {
+          ptx::wgmma_wait<0>();
+          restart(x, s, f, sum);
+        }
+      }
       ptx::wgmma_wait<0>();
       if (pending) this->release_value();
       pending = !drop;
@@ -261,10 +274,9 @@ struct RowBlock : Softmax<c> {
         this->release_value();
         continue;
       }
-      if (__any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->any_beyond(x)))
-        this->raise_reference(x);
       this->finish_metadata(prob.metadata, words, received);
-      this->exponentials(prob.packed, x);
+      this->pack(prob.packed, x);
+      for (int h = 0; h < 2; ++h) l[h] += sum[h];
     }
     if (pending) {
       this->wait_value();

@@ -2,7 +2,8 @@
 // a reference per row instead of a running maximum.
 //
 // The reference m of a row is an integer in log2 units above every score it has seen when it was
-// last raised, so that rescaling is exact. It is raised only when a score has outgrown it.
+// last raised, so that rescaling is exact. It is raised only when scores have outgrown it by far:
+// the sums of the rows, which are needed anyway, tell.
 #pragma once
 
 #include "cuda/sm90/products.h"
@@ -11,6 +12,9 @@
 namespace twofour::cuda::sm90 {
 
 inline constexpr float kLn2 = 0.693147180559945309f;
+
+/// Of the probabilities that a thread adds up in a step: below it each of them fits fp16.
+inline constexpr float kLargestSum = 1024;
 
 template <Config c>
 struct Softmax : Products<c> {
@@ -90,14 +94,6 @@ struct Softmax : Products<c> {
     for (int i = 0; i < kKept; ++i) x[i] = fmaf(raw(s[i]), f[i / 2 % 2], minus[i / 2 % 2]);
   }
 
-  /// True when some exponent is zero, positive or NaN.
-  static __device__ __forceinline__ bool any_beyond(const float (&x)[kKept]) {
-    std::uint32_t signs = ~0u;
-#pragma unroll
-    for (int i = 0; i < kKept; ++i) signs &= __float_as_uint(x[i]);
-    return static_cast<std::int32_t>(signs) >= 0;
-  }
-
   /// A new reference above the exponents of the rows that have outgrown theirs, and the exponents
   /// relative to it. Nothing may be in flight.
   __device__ __forceinline__ void raise_reference(float (&x)[kKept]) {
@@ -120,17 +116,30 @@ struct Softmax : Products<c> {
     }
   }
 
-  /// Probabilities of exponents, packed for the next product, added to the sums of the rows.
+  /// Probabilities in place of exponents, and the sums of a thread's rows.
   template <int kCount>
-  __device__ __forceinline__ void exponentials(std::uint32_t (&prob)[kCount / 2],
-                                               const float (&x)[kCount]) {
+  static __device__ __forceinline__ void exponentials(float (&x)[kCount], float (&sum)[2]) {
+    sum[0] = sum[1] = 0;
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
-      const float low = ptx::ex2(x[i]);
-      const float high = ptx::ex2(x[i + 1]);
-      l[i / 2 % 2] += low + high;
-      prob[i / 2] = ptx::pack<c.dtype>(low, high);
+      x[i] = ptx::ex2(x[i]);
+      x[i + 1] = ptx::ex2(x[i + 1]);
+      sum[i / 2 % 2] += x[i] + x[i + 1];
     }
+  }
+
+  /// True when a row has outgrown its reference by so much that its probabilities may not fit
+  /// their type, or is NaN.
+  static __device__ __forceinline__ bool outgrown(const float (&sum)[2]) {
+    return !(sum[0] < kLargestSum) || !(sum[1] < kLargestSum);
+  }
+
+  /// Probabilities as the A operand of the next product.
+  template <int kCount>
+  static __device__ __forceinline__ void pack(std::uint32_t (&prob)[kCount / 2],
+                                              const float (&x)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) prob[i / 2] = ptx::pack<c.dtype>(x[i], x[i + 1]);
   }
 
   /// Prunes S. Of the metadata exchange one step remains, for after the products that read the last
