@@ -85,7 +85,8 @@ endfunction()
 
 twofour_cuda_objects(twofour_cuda "80-real;86-real;89-real;90-real;80-virtual"
                      src/cuda src/cuda/prepare)
-twofour_cuda_objects(twofour_cuda_sm80 "80-real;86-real;89-real;90-real;80-virtual" src/cuda/sm80)
+# Code for 8.0 runs on 8.6 and 8.9 as it is; everything newer than 9.0 compiles it from PTX.
+twofour_cuda_objects(twofour_cuda_sm80 "80-real;90-real;80-virtual" src/cuda/sm80)
 # wgmma and TMA in this form exist on Hopper alone: code for 9.0a runs on nothing newer.
 twofour_cuda_objects(twofour_cuda_sm90 "90a-real" src/cuda/sm90)
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/error.h"
+#include "cuda/sm80/attention.h"
 #include "cuda/sm90/attention.h"
 
 namespace twofour {
@@ -42,12 +43,12 @@ double flops_per_cycle(int major, int minor) {
 }
 
 /// Architectures with at least one row, in the order of the rows.
-std::string joined_architectures(const std::string& wanted, bool& found) {
+std::string joined_architectures(const Device& wanted, bool& found) {
   std::vector<std::string> names;
   found = false;
   std::string text;
   for (const Kernel& row : cuda::attention_kernels()) {
-    found = found || row.arch == wanted;
+    found = found || is_for(row, wanted);
     bool listed = false;
     for (const std::string& name : names) listed = listed || name == row.arch;
     if (listed) continue;
@@ -87,7 +88,7 @@ Result<Device> query(int index) {
   device.peak_gflops = device.multiprocessors * (kilohertz / 1e6) *
                        flops_per_cycle(properties.major, properties.minor);
   bool served = false;
-  const std::string architectures = joined_architectures(device.arch, served);
+  const std::string architectures = joined_architectures(device, served);
   if (!served) {
     return {Code::kUnsupported, what + " (" + device.name + "): expected one of " + architectures +
                                     ", which this build has kernels for, got " + device.arch};
@@ -118,7 +119,15 @@ Result<Device> cuda_device(int index) {
 
 namespace cuda {
 
-std::span<const Kernel> attention_kernels() { return sm90::attention_kernels(); }
+std::span<const Kernel> attention_kernels() {
+  static const std::vector<Kernel> rows = [] {
+    std::vector<Kernel> all;
+    for (const auto& some : {sm90::attention_kernels(), sm80::attention_kernels()})
+      all.insert(all.end(), some.begin(), some.end());
+    return all;
+  }();
+  return rows;
+}
 
 std::optional<int> device_of(const void* address) {
   // Without the driver in this process there is no device memory; asking the runtime at once would

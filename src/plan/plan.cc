@@ -52,12 +52,6 @@ Result<Forced> forced_kernel(const PlanOptions& options) {
   return Forced{variable->value_or(""), "TWOFOUR_KERNEL"};
 }
 
-/// Whether the row is for this device, whatever the problem.
-bool is_for(const Kernel& row, const Device& device) {
-  if (row.arch == "cpu" || row.arch == "any") return device.kind == DeviceKind::kCpu;
-  return row.arch == device.arch;
-}
-
 /// Insertions, deletions and replacements that make one of the other.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);

@@ -1,5 +1,7 @@
 #include "plan/registry.h"
 
+#include <charconv>
+#include <string_view>
 #include <vector>
 
 #include "cpu/attention.h"
@@ -18,6 +20,21 @@ std::span<const Kernel> kernels() {
     return all;
   }();
   return rows;
+}
+
+int compute_capability(std::string_view arch) {
+  constexpr std::string_view kPrefix = "sm_";
+  int number = 0;
+  if (arch.starts_with(kPrefix))
+    std::from_chars(arch.data() + kPrefix.size(), arch.data() + arch.size(), number);
+  return number;
+}
+
+bool is_for(const Kernel& row, const Device& device) {
+  if (row.arch == "cpu" || row.arch == "any") return device.kind == DeviceKind::kCpu;
+  if (device.kind != DeviceKind::kCuda) return false;
+  if (!row.arch.ends_with('+')) return row.arch == device.arch;
+  return compute_capability(device.arch) >= compute_capability(row.arch);
 }
 
 }  // namespace twofour

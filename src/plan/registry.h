@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "twofour/attention.h"
 
@@ -28,7 +29,7 @@ struct Launch {
 
 struct Kernel {
   std::string id;    // "attention.cpu.nm24.pair"
-  std::string arch;  // "cpu", "sm_90", "any"
+  std::string arch;  // "cpu", "sm_90", "sm_80+" (and newer), "any"
   KernelConfig config;
   bool forced_only = false;  // never chosen by cost: the reference and debugging rows
 
@@ -43,6 +44,12 @@ struct Kernel {
 
 /// All rows in order of preference; the reference is the last.
 std::span<const Kernel> kernels();
+
+/// Whether the row is for this device, whatever the problem.
+bool is_for(const Kernel& row, const Device& device);
+
+/// 86 of "sm_86"; 0 of what is no CUDA architecture.
+int compute_capability(std::string_view arch);
 
 /// Checks views, strides, cu_seqlens, mask and overlap against a problem that validates. Memory of
 /// a CUDA device is judged by its addresses and strides; its contents are not read.

@@ -327,10 +327,9 @@ Selection select_rows(const std::string& filter, const Device& device) {
   constexpr std::string_view kTwin = ".trace";
   Selection out;
   for (const Kernel& row : kernels()) {
-    const std::string arch = device.kind == DeviceKind::kCpu ? "cpu" : device.arch;
     const bool reference = row.id == ref::reference_kernel().id;
     if (row.id.find(filter) == std::string::npos) continue;
-    if (reference ? device.kind != DeviceKind::kCpu : row.arch != arch) continue;
+    if (!is_for(row, device)) continue;
     if (reference) {
       out.reference = true;
     } else if (!row.config.trace) {

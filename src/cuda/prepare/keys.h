@@ -18,12 +18,13 @@ struct Sequences {
   int seqlen_q = 0, seqlen_k = 0;              // packed: the longest
   const std::int32_t* cu_seqlens_q = nullptr;  // [B+1]
   const std::int32_t* cu_seqlens_k = nullptr;  // [B+1]
-  std::int32_t* row_blocks = nullptr;          // [B+1], packed: row blocks before each sequence
+  std::int32_t* row_blocks = nullptr;          // [B+1], packed: row tiles before each sequence
   std::int32_t* key_blocks = nullptr;          // [B+1], packed: key blocks before each sequence
   bool causal = false;
   Align align = Align::kBottomRight;
   Window window;
   int block = 128;
+  int row_tile = static_cast<int>(layout::kRowBlock);  // aligned runs of so many positions
 };
 
 /// Channels that the kernels pad Q, K and V to, of the wider of head_dim and head_dim_v.

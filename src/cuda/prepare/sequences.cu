@@ -1,4 +1,4 @@
-// Prefix sums over the sequences of a packed call: where each one's row blocks and key blocks
+// Prefix sums over the sequences of a packed call: where each one's row tiles and key blocks
 // start.
 #include "cuda/error.h"
 #include "cuda/prepare/keys.h"
@@ -19,8 +19,8 @@ __device__ Counts counts_of(const Sequences& all, int b) {
   if (seqlen_q > 0) {
     const std::int64_t first = layout::first_position(all.causal, all.align, seqlen_q, seqlen_k);
     counts.row_blocks =
-        static_cast<int>(layout::floor_div(first + seqlen_q - 1, layout::kRowBlock) -
-                         layout::floor_div(first, layout::kRowBlock)) +
+        static_cast<int>(layout::floor_div(first + seqlen_q - 1, all.row_tile) -
+                         layout::floor_div(first, all.row_tile)) +
         1;
   }
   return counts;

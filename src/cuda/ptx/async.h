@@ -8,48 +8,22 @@
 
 #include <cstdint>
 
-namespace twofour::cuda::ptx {
+#include "cuda/ptx/barrier.h"
 
-/// Address of a shared-memory object in the shared window, as the instructions below take it.
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace twofour::cuda::ptx {
 
 // ---- mbarrier
 // ------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
 
 /// Makes initialised barriers visible to the async proxy.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(std::uint32_t barrier,
                                                           std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
-}
-
-/// Waits until the phase of this parity has completed.
-__device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 0x989680;\n"
-      "@done bra finished;\n"
-      "bra again;\n"
-      "finished:\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
 }
 
 // ---- cp.async.bulk.tensor
@@ -85,30 +59,6 @@ __device__ __forceinline__ void tma_load(std::uint32_t destination, const CUtens
 /// (wgmma operands, TMA).
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-/// bar.red.or: true in every thread when the predicate is true in one of them.
-__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool predicate) {
-  int any;
-  asm volatile(
-      "{\n"
-      ".reg .pred in, out;\n"
-      "setp.ne.b32 in, %3, 0;\n"
-      "barrier.red.or.pred out, %1, %2, in;\n"
-      "selp.b32 %0, 1, 0, out;\n"
-      "}\n"
-      : "=r"(any)
-      : "r"(id), "r"(threads), "r"(static_cast<int>(predicate))
-      : "memory");
-  return any != 0;
 }
 
 /// True in one lane of the (whole) warp.

@@ -56,6 +56,14 @@ __host__ __device__ __forceinline__ std::uint32_t permute(std::uint32_t a, std::
 #endif
 }
 
+__host__ __device__ __forceinline__ std::uint32_t rotate_left(std::uint32_t x, int by) {
+#ifdef __CUDA_ARCH__
+  return __funnelshift_l(x, x, by);
+#else
+  return std::rotl(x, by);
+#endif
+}
+
 /// Two values rounded to nearest even and packed, `low` in the low half.
 template <DType kType>
 __host__ __device__ __forceinline__ std::uint32_t pack(float low, float high) {

@@ -52,11 +52,41 @@ __host__ __device__ __forceinline__ layout::WordPair receive_bytes(const Exchang
           ptx::permute(w.hi, received, lane.receive_hi)};
 }
 
+/// The exchange of one word alone, the `lo` of a pair.
+struct WordExchange {
+  int rotate;          // of what lane ^ 1 sent
+  std::uint32_t keep;  // nibbles that stay
+  std::uint32_t pick;  // bytes of the own word and of what lane ^ 2 sent
+
+  __host__ __device__ explicit WordExchange(int lane)
+      : rotate(lane & 1 ? 28 : 4),
+        keep(lane & 1 ? 0xF0F0F0F0u : 0x0F0F0F0Fu),
+        pick(lane & 2 ? 0x3715u : 0x6240u) {}
+
+  __host__ __device__ __forceinline__ std::uint32_t nibbles(std::uint32_t w,
+                                                            std::uint32_t received) const {
+    return (w & keep) | (ptx::rotate_left(received, rotate) & ~keep);
+  }
+  __host__ __device__ __forceinline__ std::uint32_t bytes(std::uint32_t w,
+                                                          std::uint32_t received) const {
+    return ptx::permute(w, received, pick);
+  }
+};
+
 #ifdef __CUDACC__
 /// Step one between the lanes of a quad.
 __device__ __forceinline__ layout::WordPair exchange_nibbles(const ExchangeLane& lane,
                                                              layout::WordPair w) {
   return receive_nibbles(lane, w, __shfl_xor_sync(~0u, send_nibbles(lane, w), 1));
+}
+/// Both steps.
+__device__ __forceinline__ layout::WordPair exchange(const ExchangeLane& lane, layout::WordPair w) {
+  w = exchange_nibbles(lane, w);
+  return receive_bytes(lane, w, __shfl_xor_sync(~0u, send_bytes(lane, w), 2));
+}
+__device__ __forceinline__ std::uint32_t exchange(const WordExchange& lane, std::uint32_t w) {
+  w = lane.nibbles(w, __shfl_xor_sync(~0u, w, 1));
+  return lane.bytes(w, __shfl_xor_sync(~0u, w, 2));
 }
 #endif
 
@@ -85,12 +115,16 @@ __host__ __device__ __forceinline__ std::uint32_t difference(std::int32_t a, std
   return static_cast<std::uint32_t>(a - b);
 }
 
+/// Own metadata words without flags: each group keeps the first of both pairs.
+inline constexpr std::uint32_t kNoFlags = 0x88888888u;
+
 /// Prunes the accumulator, fp32 or s32, in place: register r < kPartner becomes the larger of r and
-/// r + kPartner. Returns the own metadata words, before the exchange.
-template <int kTile, class Score>
-__host__ __device__ __forceinline__ layout::WordPair prune_pairs(Score (&s)[kTile / 2]) {
+/// r + kPartner. Adds to the own metadata words, before the exchange, those of n-blocks kFirst on.
+template <int kTile, int kFirst, class Score>
+__host__ __device__ __forceinline__ void prune_pairs(Score (&s)[kTile / 2],
+                                                     std::uint32_t (&words)[2]) {
   using Tile = layout::PairTile<kTile>;
-  std::uint32_t words[2] = {0x88888888u, 0x88888888u};
+  static_assert(kFirst + Tile::kBlocks <= 8);
 #pragma unroll
   for (int block = 0; block < Tile::kBlocks; ++block) {
 #pragma unroll
@@ -99,12 +133,17 @@ __host__ __device__ __forceinline__ layout::WordPair prune_pairs(Score (&s)[kTil
       const int g8 = g + 2;
       const Score a = s[g], b = s[g + Tile::kPartner];
       const Score a8 = s[g8], b8 = s[g8 + Tile::kPartner];
-      words[block / 4] =
-          add_flags(words[block / 4], difference(a, b), difference(a8, b8), block, column);
+      words[(kFirst + block) / 4] = add_flags(words[(kFirst + block) / 4], difference(a, b),
+                                              difference(a8, b8), kFirst + block, column);
       s[g] = larger(a, b);
       s[g8] = larger(a8, b8);
     }
   }
+}
+template <int kTile, class Score>
+__host__ __device__ __forceinline__ layout::WordPair prune_pairs(Score (&s)[kTile / 2]) {
+  std::uint32_t words[2] = {kNoFlags, kNoFlags};
+  prune_pairs<kTile, 0>(s, words);
   return {words[0], words[1]};
 }
 

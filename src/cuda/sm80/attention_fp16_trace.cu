@@ -1,0 +1,12 @@
+#include "cuda/sm80/instantiate.cuh"
+
+namespace twofour::cuda::sm80 {
+namespace {
+
+constexpr bool chosen(const Config& c) { return c.dtype == DType::kF16 && c.trace; }
+
+}  // namespace
+
+Compiled compiled_fp16_trace(int row) { return compiled_row<chosen>(row); }
+
+}  // namespace twofour::cuda::sm80

@@ -1,0 +1,131 @@
+// What a kernel row of sm_80 attention is made of: the template argument, the registry's key and
+// the launch parameters.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "layout/schedule.h"
+#include "twofour/sparsity.h"
+#include "twofour/tensor.h"
+
+namespace twofour::cuda::sm80 {
+
+struct Config {
+  DType dtype = DType::kF16;
+  int head_dim = 128;  // what Q, K and V are padded to in shared memory: 64, 96 or 128
+  QKProduct qk = QKProduct::kExact;
+  ScorePattern score = ScorePattern::kPair;
+  int block = 192;    // keys in a key block
+  int tile = 96;      // keys in a step, which is a stage of shared memory
+  int chunk = 32;     // keys whose scores a warp holds at once
+  int row_tiles = 2;  // of 16 rows, of a warp: each fragment of K and V is used so many times
+  int warps = 8;
+  bool refine = false;
+  bool drop = false;
+  bool trace = false;  // writes what was kept, refined and dropped; never timed
+
+  /// A step is then a unit: rows may refine or drop it by itself.
+  constexpr bool decides() const { return refine || drop; }
+  constexpr int rows() const { return 16 * row_tiles * warps; }
+  constexpr int threads() const { return 32 * warps; }
+  constexpr int warps_of_unit() const { return 4 / row_tiles; }
+};
+
+constexpr bool is_int8(const Config& c) { return c.qk == QKProduct::kInt8; }
+constexpr bool is_nm24(const Config& c) { return c.qk == QKProduct::kNm24; }
+constexpr bool prunes_scores(const Config& c) { return c.score != ScorePattern::kNone; }
+
+/// The rows of the registry, in its order. A kernel is compiled for each: its number is the
+/// template argument (a structure as such an argument of a __global__ function trips nvcc with g++
+/// 12).
+struct Variant {
+  QKProduct qk;
+  ScorePattern score;
+  bool refine = false;
+  bool drop = false;
+};
+inline constexpr Variant kVariants[] = {
+    {QKProduct::kExact, ScorePattern::kNone},
+    {QKProduct::kExact, ScorePattern::kPair},
+    {QKProduct::kInt8, ScorePattern::kPair},
+    {QKProduct::kNm24, ScorePattern::kPair},
+    {QKProduct::kNm24, ScorePattern::kPair, true},
+    {QKProduct::kExact, ScorePattern::kPair, false, true},
+    {QKProduct::kInt8, ScorePattern::kPair, false, true},
+    {QKProduct::kNm24, ScorePattern::kPair, true, true},
+};
+
+constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool trace) {
+  Config c{dtype, head_dim, v.qk, v.score};
+  c.refine = v.refine;
+  c.drop = v.drop;
+  c.trace = trace;
+  c.block = v.score == ScorePattern::kNone ? 192 : default_block(head_dim);
+  // Registers: O takes head_dim, the scores of a chunk `chunk` of them; q too where it is half of
+  // what it was (docs/kernels/sm80.md).
+  const bool exact = v.qk == QKProduct::kExact;
+  if (head_dim == 64) {
+    c.tile = c.chunk = 64;
+  } else {
+    c.tile = exact && !c.decides() ? 64 : 96;
+    c.chunk = exact && !c.decides() ? 64 : 32;
+  }
+  return c;
+}
+
+inline constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
+inline constexpr int kHeadDims[] = {128, 96, 64};
+inline constexpr int kRowCount = 12 * kVariantCount;
+
+constexpr std::array<Config, kRowCount> make_rows() {
+  std::array<Config, kRowCount> rows{};
+  int n = 0;
+  for (const bool trace : {false, true})
+    for (const DType dtype : {DType::kF16, DType::kBF16})
+      for (const int head_dim : kHeadDims)
+        for (const Variant& v : kVariants) rows[n++] = make_config(dtype, head_dim, v, trace);
+  return rows;
+}
+inline constexpr std::array<Config, kRowCount> kRows = make_rows();
+
+/// Strides in elements.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t batch = 0;
+  std::int64_t row = 0;
+  std::int64_t head = 0;
+};
+
+/// One call. Sequences of a packed call are found through the two prefix arrays.
+struct Params {
+  Rows q, k, v, o;  // k of int8: its codes
+  float* lse;       // [B,Hq,M] by strides, or null
+  std::int64_t lse_batch, lse_head, lse_row;
+  int batch, heads_q, heads_kv, group;  // group = heads_q / heads_kv
+  int head_dim, head_dim_v;
+  int seqlen_q, seqlen_k;
+  bool packed;
+  const std::int32_t* cu_seqlens_q;  // [B+1]
+  const std::int32_t* cu_seqlens_k;  // [B+1]
+  const std::int32_t* row_blocks;    // [B+1], packed: row tiles before each sequence
+  const std::int32_t* key_blocks;    // [B+1], packed: key blocks before each sequence
+  bool causal;
+  Align align;
+  Window window;
+  int sink_blocks, local_blocks;
+  float scale;             // of scores, nats
+  float scale_log2;        // |scale| * log2(e)
+  const float* weights;    // [Hkv,D] of nm24, or null
+  const float* key_scale;  // [Hkv, key blocks] of int8
+  const float* key_mean;   // [Hkv,B,D]
+  std::int64_t total_key_blocks;
+  float refine_log2, drop_log2;
+  unsigned long long* stats;              // AttentionStats, or null
+  unsigned long long* kept;               // trace: [Hq, rows, words]
+  unsigned char* unit;                    // trace: [Hq, rows, half-blocks]
+  std::int64_t rows, words, half_blocks;  // of the trace
+  int stages;                             // of shared memory
+};
+
+}  // namespace twofour::cuda::sm80
