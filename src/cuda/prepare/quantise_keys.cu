@@ -8,6 +8,7 @@
 #include "cuda/error.h"
 #include "cuda/prepare/sequences.cuh"
 #include "cuda/ptx/math.h"
+#include "cuda/tile/codes.h"
 
 namespace twofour::cuda {
 namespace {
@@ -95,20 +96,32 @@ __global__ void __launch_bounds__(kThreads) sum_keys_kernel(Sequences all, Quant
   }
 }
 
-// Grid of Hkv x B, a thread a channel.
+// Grid of Hkv x B; kSlices threads add up a channel, each its chunks in their order.
+constexpr int kSlices = 8;
 template <int kPadded>
-__global__ void __launch_bounds__(kPadded) mean_kernel(Sequences all, QuantisedKeys keys) {
+__global__ void __launch_bounds__(kPadded* kSlices) mean_kernel(Sequences all, QuantisedKeys keys) {
   const int head = static_cast<int>(blockIdx.x % keys.heads),
             b = static_cast<int>(blockIdx.x / keys.heads);
   const int chunks = mean_chunks(all.seqlen_k);
   const float* partial =
       keys.partial + (std::int64_t{head} * all.batch + b) * chunks * (kPadded + 1);
+  const int channel = threadIdx.x % kPadded, slice = threadIdx.x / kPadded;
   double sum = 0, count = 0;
-  for (int i = 0; i < chunks; ++i) {
-    sum += partial[i * (kPadded + 1) + threadIdx.x];
+#pragma unroll 4
+  for (int i = slice; i < chunks; i += kSlices) {
+    sum += partial[i * (kPadded + 1) + channel];
     count += partial[i * (kPadded + 1) + kPadded];
   }
-  keys.mean[(std::int64_t{head} * all.batch + b) * kPadded + threadIdx.x] =
+  __shared__ double sums[kSlices][kPadded], counts[kSlices];
+  sums[slice][channel] = sum;
+  if (channel == 0) counts[slice] = count;
+  __syncthreads();
+  if (slice > 0) return;
+  for (int i = 1; i < kSlices; ++i) {
+    sum += sums[i][channel];
+    count += counts[i];
+  }
+  keys.mean[(std::int64_t{head} * all.batch + b) * kPadded + channel] =
       count > 0 ? static_cast<float>(sum / count) : 0.0f;
 }
 
@@ -165,15 +178,15 @@ __global__ void __launch_bounds__(kThreads) quantise_kernel(Sequences all, Quant
     if (i >= kBlock || key >= s.seqlen_k) continue;
     const bool live = key >= s.live.begin && key < s.live.end && 8 * chunk < keys.head_dim;
     const Channels<kType> k(packed[pass]);
-    std::uint32_t codes[2] = {0, 0};
+    tile::Codes codes = {};
+    if (live && finite) {
+      float centred[8];
 #pragma unroll
-    for (int d = 0; d < 8; ++d) {
-      int code = 0;
-      if (live && finite) code = __float2int_rn(__fdiv_rn(k.value[d] - mean[d], scale));
-      codes[d / 4] |= (static_cast<std::uint32_t>(code) & 0xFF) << (8 * (d % 4));
+      for (int d = 0; d < 8; ++d) centred[d] = k.value[d] - mean[d];
+      codes = tile::quantise(centred, scale);
     }
     std::int8_t* at = keys.codes + (head * keys.rows + s.first_row_k + key) * kPadded + 8 * chunk;
-    *reinterpret_cast<uint2*>(at) = make_uint2(codes[0], codes[1]);
+    *reinterpret_cast<uint2*>(at) = make_uint2(codes.word[0], codes.word[1]);
   }
 }
 
@@ -183,7 +196,7 @@ Status launch(const Sequences& all, const QuantisedKeys& keys, cudaStream_t stre
   const auto chunks = static_cast<unsigned>(mean_chunks(all.seqlen_k));
   sum_keys_kernel<kType, kPadded><<<chunks * cells, kThreads, 0, stream>>>(all, keys);
   if (Status status = launch_status("sum_keys"); !status.ok()) return status;
-  mean_kernel<kPadded><<<cells, kPadded, 0, stream>>>(all, keys);
+  mean_kernel<kPadded><<<cells, kPadded * kSlices, 0, stream>>>(all, keys);
   if (Status status = launch_status("mean"); !status.ok()) return status;
   const unsigned grid = static_cast<unsigned>(layout::ceil_div(all.seqlen_k, all.block)) * cells;
   if (all.block == 128)

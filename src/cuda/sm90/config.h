@@ -23,6 +23,7 @@ struct Config {
   int stages = 3;   // K and V tiles in flight, each
   bool refine = false;
   bool drop = false;
+  bool turns = true;   // warpgroups issue their products in turn
   bool trace = false;  // writes what was kept, refined and dropped; never timed
 
   /// A step is then a unit: rows may refine or drop it by itself.
@@ -55,6 +56,7 @@ constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool t
   c.drop = v.drop;
   c.trace = trace;
   c.block = v.score == ScorePattern::kNone ? 192 : default_block(head_dim);
+  c.turns = v.qk != QKProduct::kInt8 || head_dim != 64;
   // Registers: O takes head_dim / 2, the scores of a step tile / 2 (docs/kernels/sm90.md).
   if (head_dim == 64) {
     c.tile = v.score == ScorePattern::kNone ? 96 : c.decides() ? 64 : 128;

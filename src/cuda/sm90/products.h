@@ -182,10 +182,11 @@ struct Products {
   // multiplies.
 
   __device__ __forceinline__ void await_turn() {
-    ptx::named_barrier_sync(kBarrierTurn + warpgroup, 256);
+    if constexpr (c.turns) ptx::named_barrier_sync(kBarrierTurn + warpgroup, 256);
   }
   __device__ __forceinline__ void pass_turn() {
-    ptx::named_barrier_arrive(kBarrierTurn + (warpgroup + 1) % kWarpgroups, 256);
+    if constexpr (c.turns)
+      ptx::named_barrier_arrive(kBarrierTurn + (warpgroup + 1) % kWarpgroups, 256);
   }
 };
 

@@ -6,6 +6,7 @@
 #include "cuda/ptx/math.h"
 #include "cuda/sm90/item.h"
 #include "cuda/sm90/shared.h"
+#include "cuda/tile/quantise_query.h"
 #include "cuda/tile/select_channels.h"
 
 namespace twofour::cuda::sm90 {
@@ -72,7 +73,7 @@ struct QueryLoader {
       if constexpr (is_int8(c)) {
         quantise(q[pass], channel, row, chunk);
       } else {
-        const uint4 flipped = times_sign(q[pass]);
+        const uint4 flipped = tile::times_sign(q[pass], p.scale);
         store_shared(shared + S::kQueries + warpgroup * S::Query::kTileBytes +
                          S::Query::offset({row, 8 * chunk}),
                      flipped);
@@ -82,14 +83,6 @@ struct QueryLoader {
   }
 
  private:
-  // The kernel scales by |scale| and keeps the larger raw score, so the sign goes into q.
-  __device__ uint4 times_sign(uint4 q) const {
-    if (p.scale > 0) return q;
-    if (p.scale == 0) return make_uint4(0, 0, 0, 0);
-    constexpr std::uint32_t kSigns = 0x80008000u;
-    return make_uint4(q.x ^ kSigns, q.y ^ kSigns, q.z ^ kSigns, q.w ^ kSigns);
-  }
-
   __device__ void prune(uint4 q, const float (&w)[8], int row, int chunk) const {
     const std::uint32_t word[4] = {q.x, q.y, q.z, q.w};
     const tile::KeptChunk kept = tile::keep_chunk<c.dtype>(word, w);
@@ -102,43 +95,16 @@ struct QueryLoader {
   }
 
   __device__ void quantise(uint4 q, const float (&mean)[8], int row, int chunk) const {
-    const std::uint32_t word[4] = {q.x, q.y, q.z, q.w};
-    float value[8];
-    float largest = 0, dot = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      value[2 * i] = ptx::unpack_low<c.dtype>(word[i]);
-      value[2 * i + 1] = ptx::unpack_high<c.dtype>(word[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      largest = ptx::max_nan(largest, fabsf(value[i]));
-      dot = fmaf(value[i], mean[i], dot);
-    }
-#pragma unroll
-    for (int distance = 1; distance < kChunks; distance *= 2) {
-      largest = ptx::max_nan(largest, __shfl_xor_sync(~0u, largest, distance));
-      dot += __shfl_xor_sync(~0u, dot, distance);
-    }
-    float scale = __fdiv_rn(largest, 127.0f);
-    if (scale == 0) scale = 1;
-    if (!(largest < INFINITY)) scale = NAN;
-    std::uint32_t codes[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      int code = __float2int_rn(__fdiv_rn(value[i], scale));
-      if (p.scale < 0) code = -code;
-      if (p.scale == 0 || !(largest < INFINITY)) code = 0;
-      codes[i / 4] |= (static_cast<std::uint32_t>(code) & 0xFF) << (8 * (i % 4));
-    }
+    const tile::QuantisedChunk chunk_codes =
+        tile::quantise_chunk<c.dtype, kChunks>(q, mean, p.scale);
     store_shared(shared + S::kQueries + warpgroup * S::Query::kTileBytes +
                      S::Query::offset({row, 8 * chunk}),
-                 make_uint2(codes[0], codes[1]));
+                 chunk_codes.codes);
     if (chunk == 0) {
       auto* scales = reinterpret_cast<float*>(memory + S::kRowScale);
       auto* shifts = reinterpret_cast<float*>(memory + S::kRowShift);
-      scales[64 * warpgroup + row] = scale;
-      shifts[64 * warpgroup + row] = dot * p.scale;
+      scales[64 * warpgroup + row] = chunk_codes.scale;
+      shifts[64 * warpgroup + row] = chunk_codes.dot * p.scale;
     }
   }
 };

@@ -90,7 +90,9 @@ struct RowBlock : Softmax<c> {
 
   __device__ __forceinline__ void plain(const Item& item, int block, StepKeys key) {
     this->wait_key();
+    this->await_turn();
     if (is_dead(item, key)) {
+      this->pass_turn();
       this->release_key();
       this->wait_value();
       clear_dead_values(item, key);
@@ -99,6 +101,7 @@ struct RowBlock : Softmax<c> {
     }
     Score s[kScores];
     this->issue_full_scores(s);
+    this->pass_turn();
     float f[2];
     this->key_factor(f, item, block);
     ptx::wgmma_wait<0>();

@@ -15,22 +15,8 @@ __host__ __device__ __forceinline__ std::uint32_t magnitude(float q, float w) {
   return std::bit_cast<std::uint32_t>(q * w) & 0x7FFFFFFFu;
 }
 
-/// Mask of the two largest of four; ties keep the lower channel (docs/semantics.md, rule 5).
-__host__ __device__ __forceinline__ unsigned largest_two(const std::uint32_t (&m)[4]) {
-  // Channel j goes before i when it is larger, or equal and lower.
-  int before[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-#pragma unroll
-    for (int j = 0; j < i; ++j) {
-      const bool lower_first = m[j] >= m[i];
-      before[i] += lower_first;
-      before[j] += !lower_first;
-    }
-  unsigned mask = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) mask |= static_cast<unsigned>(before[i] < 2) << i;
-  return mask;
+__host__ __device__ __forceinline__ bool majority(bool a, bool b, bool c) {
+  return (a && b) || (a && c) || (b && c);
 }
 
 /// The kept two of four 16-bit channels as one register, and their nibble.
@@ -38,14 +24,20 @@ struct KeptGroup {
   std::uint32_t values;
   std::uint32_t nibble;
 };
+
+/// The two of largest magnitude m; ties keep the lower channel (docs/semantics.md, rule 5).
 __host__ __device__ __forceinline__ KeptGroup keep_two(std::uint32_t q01, std::uint32_t q23,
                                                        const std::uint32_t (&m)[4]) {
-  const std::uint32_t nibble = layout::nibble_of_mask(largest_two(m));
-  const std::uint64_t all = std::uint64_t{q23} << 32 | q01;
-  const auto at = [all](int channel) {
-    return static_cast<std::uint32_t>(all >> (16 * channel)) & 0xFFFFu;
-  };
-  return {at(layout::nibble_first(nibble)) | at(layout::nibble_second(nibble)) << 16, nibble};
+  // A channel is kept that goes before two others: it is larger, or equal and lower.
+  const bool p01 = m[0] >= m[1], p02 = m[0] >= m[2], p03 = m[0] >= m[3];
+  const bool p12 = m[1] >= m[2], p13 = m[1] >= m[3], p23 = m[2] >= m[3];
+  const bool keep0 = majority(p01, p02, p03), keep1 = majority(!p01, p12, p13);
+  const bool keep2 = majority(!p02, !p12, p23), keep3 = majority(!p03, !p13, !p23);
+  // Byte selectors of the first and the second kept channel.
+  const std::uint32_t first = keep0 ? 0x0010u : keep1 ? 0x0032u : 0x0054u;
+  const std::uint32_t second = keep3 ? 0x7600u : keep2 ? 0x5400u : 0x3200u;
+  const std::uint32_t selector = first | second;
+  return {ptx::permute(q01, q23, selector), (selector >> 1 & 3) | (selector >> 7 & 12)};
 }
 
 /// Of a chunk, eight channels of a row, the kept half and both nibbles.
