@@ -217,6 +217,18 @@ struct RowBlock : Softmax<c> {
     return ptx::named_barrier_any(kBarrierWarpgroup + warpgroup, 128, any);
   }
 
+  /// Prunes S: the largest kept score of each row, and probabilities by the reference there is.
+  __device__ __forceinline__ layout::WordPair estimate(float (&x)[kKept], Score (&s)[kScores],
+                                                       const float (&f)[2], float (&largest)[2],
+                                                       float (&sum)[2], std::uint32_t& received,
+                                                       layout::WordPair& own) {
+    const layout::WordPair words = this->prune(s, received, own);
+    this->row_maxima(largest, s, f);
+    this->exponents(x, s, f);
+    this->exponentials(x, sum);
+    return words;
+  }
+
   /// Units in order (docs/semantics.md, rules 6 to 8): each is dropped, or refined or not and then
   /// pruned. In flight together as in fast(); a dropped unit leaves no values to multiply.
   __device__ __forceinline__ void deciding(const Item& item) {
@@ -245,8 +257,8 @@ struct RowBlock : Softmax<c> {
       this->pass_turn();
       this->key_factor(f, item, item.fast_block(step / kStepsPerBlock));
       ptx::wgmma_wait<1>();
-      layout::WordPair words = this->prune(s, received, own);
-      this->row_maxima(largest, s, f);
+      layout::WordPair words = estimate(x, s, f, largest, sum, received, own);
+      // Probabilities come before the decision, which waits for other warps.
       const bool drop = c.drop && !reaches(exists, largest, p.drop_log2);
       UnitDecision decision = drop ? UnitDecision::kDropped : UnitDecision::kPruned;
       if (c.refine && !drop && reaches(exists, largest, p.refine_log2)) {
@@ -254,19 +266,15 @@ struct RowBlock : Softmax<c> {
         ++refined;
         this->issue_full_scores(s);
         ptx::wgmma_wait<0>();
-        words = this->prune(s, received, own);
-        this->row_maxima(largest, s, f);
+        words = estimate(x, s, f, largest, sum, received, own);
       }
       this->release_key();
       trace_fast(item, step, own, decision);
       for (int h = 0; h < 2; ++h) seen[h] = ptx::max_nan(seen[h], largest[h]);
-      if (!drop) {
-        this->exponents(x, s, f);
-        this->exponentials(x, sum);
-        if (__any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->outgrown(sum))) {
-          ptx::wgmma_wait<0>();
-          restart(x, s, f, sum);
-        }
+      if (!drop &&
+          __any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->outgrown(sum))) {
+        ptx::wgmma_wait<0>();
+        restart(x, s, f, sum);
       }
       ptx::wgmma_wait<0>();
       if (pending) this->release_value();
