@@ -162,7 +162,8 @@ std::string why_not_config(const Config& c, int above, std::int64_t row_tile,
   if (p.has_prepared_k) return "prepares K itself";
   if (std::max({p.seqlen_q, p.seqlen_k, p.total_q, p.total_k}) > kMaxLength)
     return "serves lengths up to 2^30";
-  if (static_cast<double>(max_row_tiles(p, row_tile)) * static_cast<double>(p.heads_q) * 4 > kMaxItems ||
+  if (static_cast<double>(max_row_tiles(p, row_tile)) * static_cast<double>(p.heads_q) * 4 >
+          kMaxItems ||
       static_cast<double>(max_key_blocks(p)) > kMaxItems ||
       static_cast<double>(rows_of(p, false)) > kMaxItems)
     return "serves up to 5e8 row blocks and 2e9 keys in a call";

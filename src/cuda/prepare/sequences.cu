@@ -18,10 +18,9 @@ __device__ Counts counts_of(const Sequences& all, int b) {
   Counts counts{0, static_cast<int>(layout::ceil_div(seqlen_k, all.block))};
   if (seqlen_q > 0) {
     const std::int64_t first = layout::first_position(all.causal, all.align, seqlen_q, seqlen_k);
-    counts.row_blocks =
-        static_cast<int>(layout::floor_div(first + seqlen_q - 1, all.row_tile) -
-                         layout::floor_div(first, all.row_tile)) +
-        1;
+    counts.row_blocks = static_cast<int>(layout::floor_div(first + seqlen_q - 1, all.row_tile) -
+                                         layout::floor_div(first, all.row_tile)) +
+                        1;
   }
   return counts;
 }

@@ -24,8 +24,8 @@ int code_width(const Config& c) { return c.head_dim == 64 ? 64 : 128; }
 
 Needs needs_of(const Config& c) { return {c.qk, c.trace, code_width(c), c.rows()}; }
 
-/// Stages that fit the shared memory of a CTA, at most four: each step is then copied two ahead, and
-/// a warp may be one ahead of the others.
+/// Stages that fit the shared memory of a CTA, at most four: each step is then copied two ahead,
+/// and a warp may be one ahead of the others.
 int stages_of(const Compiled& row, const Device& device) {
   constexpr int kMostStages = 4;
   const std::int64_t left = device.shared_memory - row.fixed_bytes;
@@ -77,10 +77,10 @@ Status launch(const Kernel& kernel, const Launch& launch) {
   if (!status.ok()) return status;
   const auto grid = static_cast<unsigned>(max_row_tiles(p, c.rows()) * p.heads_q);
   void* arguments[] = {&params};
-  status = to_status(cudaLaunchKernel(compiled_row.kernel, dim3(grid),
-                                      dim3(static_cast<unsigned>(c.threads())), arguments,
-                                      static_cast<std::size_t>(bytes), stream),
-                     kernel.id.c_str());
+  status = to_status(
+      cudaLaunchKernel(compiled_row.kernel, dim3(grid), dim3(static_cast<unsigned>(c.threads())),
+                       arguments, static_cast<std::size_t>(bytes), stream),
+      kernel.id.c_str());
   if (!status.ok() || !c.trace) return status;
   return read_decisions(*launch.args.decisions, w, stream);
 }

@@ -1,9 +1,9 @@
 // Fused attention on mma.sync and mma.sp, for every GPU from sm_80 on: one CTA a row tile, whose
 // warps copy K and V with cp.async and compute 32 query rows each.
 //
-// Two bodies over the same stages. `plain` steps mask element by element and find row maxima; `fast`
-// steps serve fully live blocks: no mask, pairs pruned in the accumulator, and instead of a row
-// maximum a test that no score has outgrown the reference. docs/kernels/sm80.md has the budget.
+// Two bodies over the same stages. `plain` steps mask element by element and find row maxima;
+// `fast` steps serve fully live blocks: no mask, pairs pruned in the accumulator, and instead of a
+// row maximum a test that no score has outgrown the reference. docs/kernels/sm80.md has the budget.
 #pragma once
 
 #include "cuda/sm80/warp_rows.h"

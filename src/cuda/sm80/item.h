@@ -43,9 +43,8 @@ __device__ inline Item make_item(const Params& p, const Config& c, int index, in
   item.trace_row = p.packed ? at.first_row_q : at.b * p.seqlen_q;
   item.position = at.position;
   item.first_position = at.tile * c.rows();
-  item.first_key_block = p.packed
-                             ? p.key_blocks[at.b]
-                             : at.b * static_cast<int>(layout::ceil_div(at.seqlen_k, c.block));
+  item.first_key_block = p.packed ? p.key_blocks[at.b]
+                                  : at.b * static_cast<int>(layout::ceil_div(at.seqlen_k, c.block));
   item.key_batch = item.value_batch = p.packed ? 0 : at.b;
   if (is_int8(c) && !p.packed) {
     item.first_row_k = at.b * p.seqlen_k;

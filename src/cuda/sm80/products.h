@@ -190,8 +190,7 @@ struct Products {
                                              const std::uint32_t (&metadata)[2],
                                              std::uint32_t values, int chunk,
                                              std::integer_sequence<int, kStep...>) {
-    (pair_step<kStep>(prob, metadata, values, chunk,
-                      std::make_integer_sequence<int, kTiles>()),
+    (pair_step<kStep>(prob, metadata, values, chunk, std::make_integer_sequence<int, kTiles>()),
      ...);
   }
   template <int kStep, int... kTile>

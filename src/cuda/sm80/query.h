@@ -40,9 +40,8 @@ __device__ inline void load_query(const Params& p, const Item& item, std::uint32
     if constexpr (is_int8(c)) {
       const auto quantised = tile::quantise_chunk<c.dtype, kLanesOfRow>(q, mean, p.scale);
       if (stored)
-        ptx::store_shared(
-            shared + S::kQueries + S::Query::offset(row, chunk / 2) + 8 * (chunk % 2),
-            quantised.codes);
+        ptx::store_shared(shared + S::kQueries + S::Query::offset(row, chunk / 2) + 8 * (chunk % 2),
+                          quantised.codes);
       if (chunk == 0) {
         ptx::store_shared(shared + S::kRowScale + 4 * row, quantised.scale);
         ptx::store_shared(shared + S::kRowShift + 4 * row, quantised.dot * p.scale);
@@ -97,8 +96,7 @@ struct PrunedQuery {
       }
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r)
-      metadata[r] =
-          tile::exchange(tile::ExchangeLane(lane), {words[r][0], words[r][1]});
+      metadata[r] = tile::exchange(tile::ExchangeLane(lane), {words[r][0], words[r][1]});
   }
 };
 

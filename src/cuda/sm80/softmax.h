@@ -49,8 +49,7 @@ struct Softmax : Products<c> {
 #pragma unroll
     for (int r = 0; r < kTiles; ++r)
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        f[r][h] = is_int8(c) ? row_scale[r][h] * scale : p.scale_log2;
+      for (int h = 0; h < 2; ++h) f[r][h] = is_int8(c) ? row_scale[r][h] * scale : p.scale_log2;
   }
 
   /// What an exponent is relative to: finite also before the first key.

@@ -65,8 +65,7 @@ struct WarpRows : Softmax<c> {
             const bool is_live = j >= begin && j < end;
             x[r][i + e] = is_live ? this->raw(s[r][i + e]) * f[r][h] : -INFINITY;
             if constexpr (c.trace)
-              if (is_live)
-                Trace<c>{p, item, row + 16 * r, lane}.keep(h, lane_first + j);
+              if (is_live) Trace<c>{p, item, row + 16 * r, lane}.keep(h, lane_first + j);
           }
       }
   }
@@ -139,9 +138,9 @@ struct WarpRows : Softmax<c> {
     return this->prune_own(s);
   }
 
-  __device__ __forceinline__ void multiply_values(
-      const std::uint32_t (&prob)[kTiles][kKept / 2], const std::uint32_t (&metadata)[2],
-      std::uint32_t stage, int chunk) {
+  __device__ __forceinline__ void multiply_values(const std::uint32_t (&prob)[kTiles][kKept / 2],
+                                                  const std::uint32_t (&metadata)[2],
+                                                  std::uint32_t stage, int chunk) {
     if constexpr (kPairs) {
       this->pair_values(prob, metadata, stage + S::Key::kBytes, chunk);
     } else {
@@ -170,8 +169,7 @@ struct WarpRows : Softmax<c> {
   /// A chunk from scores to O. `largest` collects raw row maxima of this thread, if asked.
   template <bool kFull, bool kMaxima>
   __device__ __forceinline__ void fast_chunk(const Item& item, StepKeys keys, const PerRow<c>& f,
-                                             std::uint32_t stage, int chunk,
-                                             PerRow<c>& largest) {
+                                             std::uint32_t stage, int chunk, PerRow<c>& largest) {
     std::uint32_t prob[kTiles][kKept / 2], metadata[2];
     {
       Score s[kTiles][kScores];
@@ -193,8 +191,7 @@ struct WarpRows : Softmax<c> {
     multiply_values(prob, metadata, stage, chunk);
   }
 
-  __device__ __forceinline__ void fast(const Item& item, const Cursor<c>& at,
-                                       std::uint32_t stage) {
+  __device__ __forceinline__ void fast(const Item& item, const Cursor<c>& at, std::uint32_t stage) {
     PerRow<c> f, unused;
     this->key_factor(f, item, at.block);
     const StepKeys keys = at.keys();
@@ -229,9 +226,9 @@ struct WarpRows : Softmax<c> {
       for (int h = 0; h < 2; ++h) largest[r][h] = this->quad_max(largest[r][h]) * f[r][h];
   }
 
-  /// A unit in one step (docs/semantics.md, rules 6 to 8): it is dropped, or refined or not and then
-  /// pruned. Its probabilities are computed before that is known, relative to the reference as it
-  /// is: a score that has outgrown it has the unit computed again, as refining does.
+  /// A unit in one step (docs/semantics.md, rules 6 to 8): it is dropped, or refined or not and
+  /// then pruned. Its probabilities are computed before that is known, relative to the reference as
+  /// it is: a score that has outgrown it has the unit computed again, as refining does.
   __device__ __forceinline__ void deciding(const Item& item, const Cursor<c>& at,
                                            std::uint32_t stage) {
     PerRow<c> f, largest, sum;
@@ -336,9 +333,8 @@ struct WarpRows : Softmax<c> {
         m[r][h] = seen[r][h] = -INFINITY;
         l[r][h] = 0;
         if constexpr (is_int8(c))
-          this->row_scale[r][h] =
-              p.scale_log2 *
-              ptx::load_shared_float(shared + S::kRowScale + 4 * (row + 16 * r + 8 * h));
+          this->row_scale[r][h] = p.scale_log2 * ptx::load_shared_float(shared + S::kRowScale +
+                                                                        4 * (row + 16 * r + 8 * h));
       }
 #pragma unroll
       for (int i = 0; i < kOut; ++i) o[r][i] = 0;
@@ -400,9 +396,9 @@ struct WarpRows : Softmax<c> {
 #pragma unroll
       for (int i = 0; i < kOut; i += 2) {
         const int h = i / 2 % 2;
-        ptx::store_shared(out + S::Out::offset(row + 16 * r + 8 * h, i / 4) +
-                              4 * layout::quad_lane(lane),
-                          ptx::pack<c.dtype>(o[r][i] * inverse[h], o[r][i + 1] * inverse[h]));
+        ptx::store_shared(
+            out + S::Out::offset(row + 16 * r + 8 * h, i / 4) + 4 * layout::quad_lane(lane),
+            ptx::pack<c.dtype>(o[r][i] * inverse[h], o[r][i + 1] * inverse[h]));
       }
     }
     __syncwarp();

@@ -130,7 +130,8 @@ Status launch(const Kernel& kernel, const Launch& launch) {
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   if (rows_of(p, true) == 0) return clear_stats(launch, stream);
   const auto address = reinterpret_cast<std::uintptr_t>(launch.workspace);
-  const Workspace w(p, needs_of(c), reinterpret_cast<void*>((address + 255) & ~std::uintptr_t{255}));
+  const Workspace w(p, needs_of(c),
+                    reinterpret_cast<void*>((address + 255) & ~std::uintptr_t{255}));
   Params params = make_params(launch, w);
   Status status = make_maps(params, launch, c, w);
   if (!status.ok()) return status;

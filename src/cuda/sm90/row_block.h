@@ -271,8 +271,7 @@ struct RowBlock : Softmax<c> {
       this->release_key();
       trace_fast(item, step, own, decision);
       for (int h = 0; h < 2; ++h) seen[h] = ptx::max_nan(seen[h], largest[h]);
-      if (!drop &&
-          __any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->outgrown(sum))) {
+      if (!drop && __any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->outgrown(sum))) {
         ptx::wgmma_wait<0>();
         restart(x, s, f, sum);
       }

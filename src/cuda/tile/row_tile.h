@@ -1,8 +1,8 @@
 // Rows of Q, K or V in shared memory for ldmatrix: which bank group a 16-byte chunk of a row is in.
 //
 // Eight rows are read at once, a chunk of each. No two of them share a bank group when they are
-// eight in a row (K, and V of a dense product), nor when they are four in a row and the four at half
-// the tile from them (V in pair order, src/layout/pair_scores.h).
+// eight in a row (K, and V of a dense product), nor when they are four in a row and the four at
+// half the tile from them (V in pair order, src/layout/pair_scores.h).
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct RowTile {
   static constexpr int kPitch = kPitchBytes;
   static constexpr int kRows = kTileRows;
   static constexpr int kBytes = kPitchBytes * kTileRows;
-  /// Bits of the chunk number that are permuted. Rows of an odd number of 64 bytes begin in two bank
-  /// groups by themselves.
+  /// Bits of the chunk number that are permuted. Rows of an odd number of 64 bytes begin in two
+  /// bank groups by themselves.
   static constexpr int kMask = kPitchBytes % 128 == 0 ? 7 : 3;
 
   /// What the chunk number of a row is xored with; `row` may be any of the same remainder modulo 8
@@ -64,13 +64,10 @@ constexpr bool reads_without_conflict() {
       if (!reads_without_conflict<Tile>(row, 4, chunk)) return false;
   return true;
 }
-static_assert(reads_without_conflict<RowTile<256, 96>>() &&
-              reads_without_conflict<RowTile<256, 64>>() &&
-              reads_without_conflict<RowTile<192, 96>>() &&
-              reads_without_conflict<RowTile<192, 64>>() &&
-              reads_without_conflict<RowTile<128, 64>>() &&
-              reads_without_conflict<RowTile<128, 128>>() &&
-              reads_without_conflict<RowTile<128, 96>>() &&
-              reads_without_conflict<RowTile<64, 64>>());
+static_assert(
+    reads_without_conflict<RowTile<256, 96>>() && reads_without_conflict<RowTile<256, 64>>() &&
+    reads_without_conflict<RowTile<192, 96>>() && reads_without_conflict<RowTile<192, 64>>() &&
+    reads_without_conflict<RowTile<128, 64>>() && reads_without_conflict<RowTile<128, 128>>() &&
+    reads_without_conflict<RowTile<128, 96>>() && reads_without_conflict<RowTile<64, 64>>());
 
 }  // namespace twofour::cuda::tile
