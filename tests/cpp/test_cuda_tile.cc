@@ -17,6 +17,7 @@
 
 #include "core/half.h"
 #include "cuda/sm90/shared.h"
+#include "cuda/tile/codes.h"
 #include "cuda/tile/pair_prune.h"
 #include "cuda/tile/select_channels.h"
 #include "layout/wgmma.h"
@@ -301,6 +302,37 @@ TEST(CudaTile, KeepTwoFollowsTheRule) {
       ASSERT_EQ(kept.values & 0xFFFF, bits[layout::nibble_first(kept.nibble)]);
       ASSERT_EQ(kept.values >> 16, bits[layout::nibble_second(kept.nibble)]);
     }
+}
+
+TEST(CudaTile, CodesAreThoseOfTheDivision) {
+  Random random(23);
+  const auto normal = [&random] { return static_cast<float>(random.normal()); };
+  const auto expect = [](const float(&value)[8], float scale) {
+    const tile::Codes codes = tile::quantise(value, scale);
+    for (int i = 0; i < 8; ++i) {
+      const auto code = static_cast<std::int8_t>(codes.word[i / 4] >> (8 * (i % 4)));
+      ASSERT_EQ(code, static_cast<int>(std::nearbyint(value[i] / scale)))
+          << value[i] << " / " << scale;
+    }
+  };
+  for (int trial = 0; trial < 20000; ++trial) {
+    // The largest of a row is 127 scales; ties, and neighbours of ties, among the others.
+    const float largest = std::ldexp(1.0f + std::fabs(normal()), trial % 200 - 100);
+    const float scale = largest / 127.0f;
+    float value[8] = {largest, -largest, 0, -0.0f};
+    for (int i = 4; i < 8; ++i) {
+      const float tie = (std::floor(normal() * 40) + 0.5f) * scale;
+      value[i] = i == 4 ? std::clamp(normal() * largest / 3, -largest, largest)
+                 : i == 5
+                     ? std::clamp(tie, -largest, largest)
+                     : std::clamp(std::nextafter(tie, i == 6 ? kInf : -kInf), -largest, largest);
+    }
+    expect(value, scale);
+    expect(value, -scale);
+  }
+  // A reciprocal that overflows: the division is taken.
+  const float tiny = std::numeric_limits<float>::denorm_min();
+  expect({0, tiny, -tiny, 3 * tiny, -5 * tiny, 127 * tiny, -127 * tiny, 64 * tiny}, tiny);
 }
 
 /// The pruned query of a warpgroup as QueryLoader stores it.

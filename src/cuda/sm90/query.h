@@ -4,30 +4,13 @@
 
 #include "cuda/ptx/async.h"
 #include "cuda/ptx/math.h"
+#include "cuda/ptx/shared.h"
 #include "cuda/sm90/item.h"
 #include "cuda/sm90/shared.h"
 #include "cuda/tile/quantise_query.h"
 #include "cuda/tile/select_channels.h"
 
 namespace twofour::cuda::sm90 {
-
-__device__ __forceinline__ void store_shared(std::uint32_t address, uint4 value) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
-}
-__device__ __forceinline__ void store_shared(std::uint32_t address, uint2 value) {
-  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(value.x), "r"(value.y)
-               : "memory");
-}
-__device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
-  uint4 value;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
-}
 
 template <Config c>
 struct QueryLoader {
@@ -74,9 +57,9 @@ struct QueryLoader {
         quantise(q[pass], channel, row, chunk);
       } else {
         const uint4 flipped = tile::times_sign(q[pass], p.scale);
-        store_shared(shared + S::kQueries + warpgroup * S::Query::kTileBytes +
-                         S::Query::offset({row, 8 * chunk}),
-                     flipped);
+        ptx::store_shared(shared + S::kQueries + warpgroup * S::Query::kTileBytes +
+                              S::Query::offset({row, 8 * chunk}),
+                          flipped);
         if constexpr (is_nm24(c)) prune(flipped, channel, row, chunk);
       }
     }
@@ -86,9 +69,9 @@ struct QueryLoader {
   __device__ void prune(uint4 q, const float (&w)[8], int row, int chunk) const {
     const std::uint32_t word[4] = {q.x, q.y, q.z, q.w};
     const tile::KeptChunk kept = tile::keep_chunk<c.dtype>(word, w);
-    store_shared(shared + S::kPruned + warpgroup * S::PrunedQuery::kTileBytes +
-                     S::PrunedQuery::offset({row, 4 * chunk}),
-                 make_uint2(kept.values[0], kept.values[1]));
+    ptx::store_shared(shared + S::kPruned + warpgroup * S::PrunedQuery::kTileBytes +
+                          S::PrunedQuery::offset({row, 4 * chunk}),
+                      make_uint2(kept.values[0], kept.values[1]));
     memory[S::kMetadata + warpgroup * S::kMetadataBytes +
            tile::QueryMetadata<c.head_dim>::byte_of(row, chunk)] =
         static_cast<unsigned char>(kept.nibbles);
@@ -97,9 +80,9 @@ struct QueryLoader {
   __device__ void quantise(uint4 q, const float (&mean)[8], int row, int chunk) const {
     const tile::QuantisedChunk chunk_codes =
         tile::quantise_chunk<c.dtype, kChunks>(q, mean, p.scale);
-    store_shared(shared + S::kQueries + warpgroup * S::Query::kTileBytes +
-                     S::Query::offset({row, 8 * chunk}),
-                 chunk_codes.codes);
+    ptx::store_shared(shared + S::kQueries + warpgroup * S::Query::kTileBytes +
+                          S::Query::offset({row, 8 * chunk}),
+                      chunk_codes.codes);
     if (chunk == 0) {
       auto* scales = reinterpret_cast<float*>(memory + S::kRowScale);
       auto* shifts = reinterpret_cast<float*>(memory + S::kRowShift);

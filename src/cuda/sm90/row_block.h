@@ -43,7 +43,7 @@ struct RowBlock : Softmax<c> {
     for (int i = threadIdx.x % (128 * kWarpgroups); i < c.tile * kChunks; i += 128 * kWarpgroups) {
       const int r = i / kChunks;
       if (key.first + r >= item.live_begin && key.first + r < item.live_end) continue;
-      store_shared(at + S::Value::offset({r, 8 * (i % kChunks)}), make_uint4(0, 0, 0, 0));
+      ptx::store_shared(at + S::Value::offset({r, 8 * (i % kChunks)}), make_uint4(0, 0, 0, 0));
     }
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kBarrierConsumers, 128 * kWarpgroups);
@@ -356,8 +356,7 @@ struct RowBlock : Softmax<c> {
       const std::uint32_t packed = ptx::pack<c.dtype>(o[i] * inverse[h], o[i + 1] * inverse[h]);
       const layout::Coord at{16 * warp + layout::group_of(lane) + 8 * h,
                              i / 4 * 8 + 2 * layout::quad_lane(lane)};
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(out + S::Out::offset(at)), "r"(packed)
-                   : "memory");
+      ptx::store_shared(out + S::Out::offset(at), packed);
     }
     __syncwarp();
     constexpr int kChunks = c.head_dim / 8;
@@ -371,7 +370,7 @@ struct RowBlock : Softmax<c> {
       const int i = first + r;
       if (8 * chunk < p.head_dim_v && i >= 0 && i < item.seqlen_q)
         *reinterpret_cast<uint4*>(base + i * p.o.row) =
-            load_shared(out + S::Out::offset({16 * warp + r, 8 * chunk}));
+            ptx::load_shared_uint4(out + S::Out::offset({16 * warp + r, 8 * chunk}));
     }
     __syncwarp();
   }
