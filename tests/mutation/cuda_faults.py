@@ -342,7 +342,13 @@ NUMBERS = [
     Fault(
         "no-overflow-test",
         "the reference never rises in fast steps",
-        (sm90("softmax.h", "return static_cast<std::int32_t>(signs) >= 0;", "return false;"),),
+        (
+            sm90(
+                "softmax.h",
+                "return !(sum[0] < kLargestSum) || !(sum[1] < kLargestSum);",
+                "return false;",
+            ),
+        ),
     ),
     Fault(
         "metadata-words-swapped",
