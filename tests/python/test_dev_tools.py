@@ -180,9 +180,22 @@ def test_ptxas(tree, monkeypatch, said, expected):
         assert finding.startswith(f"{name}:1: {expected}")
 
 
-def test_ptxas_knows_the_rows():
-    rows = check.rows_of(ROOT)
+@pytest.mark.parametrize("rows_of", [check.rows_of, check.mma_rows_of])
+def test_ptxas_knows_the_rows(rows_of):
+    rows = rows_of(ROOT)
     assert [row.kind for row in rows].count("debugging") == len(rows) / 2 > 0
+    assert [row.number for row in rows] == list(range(len(rows)))
+
+
+def test_ptxas_budgets_of_mma_rows():
+    rows = check.mma_rows_of(ROOT)
+    assert str(rows[19]) == "attention_kernel<19> (d64 nm24 pair, timed)"
+    assert rows[19].max_spill_bytes == rows[43].max_spill_bytes
+    said = ptxas_said(19, rows[19].max_spill_bytes + 1).replace("sm90", "sm80")
+    (finding,) = check.ptxas_findings("a.cu", said, rows)
+    assert finding.startswith("a.cu:1: attention_kernel<19> (d64 nm24 pair, timed): ")
+    said = ptxas_said(19, rows[19].max_spill_bytes).replace("sm90", "sm80")
+    assert list(check.ptxas_findings("a.cu", said, rows)) == []
     assert str(rows[0]) == "attention_kernel<0> (exact none, timed)"
     assert {row.kind for row in rows} == {"timed", "deciding", "debugging"}
 
