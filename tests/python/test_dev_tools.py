@@ -180,11 +180,15 @@ def test_ptxas(tree, monkeypatch, said, expected):
         assert finding.startswith(f"{name}:1: {expected}")
 
 
-@pytest.mark.parametrize("rows_of", [check.rows_of, check.mma_rows_of])
-def test_ptxas_knows_the_rows(rows_of):
+@pytest.mark.parametrize(
+    ("rows_of", "first"), [(check.rows_of, "exact none"), (check.mma_rows_of, "d128 exact none")]
+)
+def test_ptxas_knows_the_rows(rows_of, first):
     rows = rows_of(ROOT)
     assert [row.kind for row in rows].count("debugging") == len(rows) / 2 > 0
     assert [row.number for row in rows] == list(range(len(rows)))
+    assert str(rows[0]) == f"attention_kernel<0> ({first}, timed)"
+    assert {row.kind for row in rows} == {"timed", "deciding", "debugging"}
 
 
 def test_ptxas_budgets_of_mma_rows():
@@ -196,8 +200,6 @@ def test_ptxas_budgets_of_mma_rows():
     assert finding.startswith("a.cu:1: attention_kernel<19> (d64 nm24 pair, timed): ")
     said = ptxas_said(19, rows[19].max_spill_bytes).replace("sm90", "sm80")
     assert list(check.ptxas_findings("a.cu", said, rows)) == []
-    assert str(rows[0]) == "attention_kernel<0> (exact none, timed)"
-    assert {row.kind for row in rows} == {"timed", "deciding", "debugging"}
 
 
 def test_shell(tree):
