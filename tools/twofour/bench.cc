@@ -83,9 +83,7 @@ class Runner {
       status = plan_.run(args, workspace_.data(), workspace_.size());
     } else {
       std::string outside;
-      status = cuda_->clear(plan_);
-      if (status.ok()) status = cuda_->launch(plan_);
-      if (status.ok()) status = cuda_->fetch(args, &outside);
+      status = cuda_->run(plan_, args, &outside);
       if (status.ok() && !outside.empty()) status = {Code::kInternal, outside};
     }
     if (!status.ok()) return status;

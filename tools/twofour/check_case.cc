@@ -186,7 +186,7 @@ class CaseCheck {
     std::fill(memory_->lse.bytes.begin(), memory_->lse.bytes.end(), kUntouched);
     std::string outside;
     const Status status =
-        on_cuda() ? run_on_cuda(*plan, args, &outside) : run_on_cpu(*plan, args, &outside);
+        on_cuda() ? cuda_->run(*plan, args, &outside) : run_on_cpu(*plan, args, &outside);
     if (!status.ok()) outside = status.message();
     if (!outside.empty()) {
       fail(row.id, outside);
@@ -210,13 +210,6 @@ class CaseCheck {
     if (!std::all_of(workspace.end() - kGuard, workspace.end(), untouched) ||
         !std::all_of(workspace.begin(), workspace.begin() + kOffset, untouched))
       *outside = "wrote outside its workspace";
-    return status;
-  }
-
-  Status run_on_cuda(const Plan& plan, const AttentionArgs& args, std::string* outside) const {
-    Status status = cuda_->clear(plan);
-    if (status.ok()) status = cuda_->launch(plan, args.decisions);
-    if (status.ok()) status = cuda_->fetch(args, outside);
     return status;
   }
 
@@ -253,12 +246,8 @@ class CaseCheck {
       return false;
     }
     tally.worst_error = std::max(tally.worst_error, comparison.worst);
-    const auto counts = [](const AttentionStats& s) {
-      return fmt::format("{} units, {} refined, {} dropped, {} of {} pairs in pruned blocks",
-                         s.units, s.refined, s.dropped, s.pruned_pairs, s.live_pairs);
-    };
-    if (counts(out.stats) != counts(expected.stats)) {
-      fail(row.id, "counts: expected " + counts(expected.stats) + ", got " + counts(out.stats));
+    if (const std::string wrong = compare_counts(out.stats, expected.stats); !wrong.empty()) {
+      fail(row.id, wrong);
       return false;
     }
     tally.pruned_pairs += out.stats.pruned_pairs;

@@ -48,6 +48,15 @@ ref::WeightFormat weights_on_cuda(DType dtype) {
   return {fp16 ? 0x1p-11 : 0x1p-8, fp16 ? 0x1p-24 : 0};
 }
 
+std::string compare_counts(const AttentionStats& got, const AttentionStats& expected) {
+  const auto text = [](const AttentionStats& s) {
+    return fmt::format("{} units, {} refined, {} dropped, {} of {} pairs in pruned blocks", s.units,
+                       s.refined, s.dropped, s.pruned_pairs, s.live_pairs);
+  };
+  if (text(got) == text(expected)) return "";
+  return "counts: expected " + text(expected) + ", got " + text(got);
+}
+
 Comparison compare(const AttentionProblem& p, const AttentionArgs& args,
                    const ref::Output& expected) {
   Comparison out;

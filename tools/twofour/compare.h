@@ -16,6 +16,9 @@ struct Comparison {
 /// How kernels on CUDA hold weights: in the dtype of V.
 ref::WeightFormat weights_on_cuda(DType dtype);
 
+/// "" when the counts are the same.
+std::string compare_counts(const AttentionStats& got, const AttentionStats& expected);
+
 /// Compares args.o and args.lse with what the reference computed from the same decisions. Rows of
 /// rule 9 that non-finite input may spread to are skipped.
 Comparison compare(const AttentionProblem& problem, const AttentionArgs& args,

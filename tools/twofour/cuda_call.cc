@@ -224,4 +224,10 @@ Status CudaCall::fetch(const AttentionArgs& host, std::string* outside) const {
   return {};
 }
 
+Status CudaCall::run(const Plan& plan, const AttentionArgs& host, std::string* outside) {
+  Status status = clear(plan);
+  if (status.ok()) status = launch(plan, host.decisions);
+  return status.ok() ? fetch(host, outside) : status;
+}
+
 }  // namespace twofour::tool

@@ -44,6 +44,8 @@ class CudaCall {
   /// Waits, copies o, lse and the counts to `host`, and says in `outside` what was written that is
   /// no output: "" for nothing.
   Status fetch(const AttentionArgs& host, std::string* outside) const;
+  /// All three, with the decisions of `host`.
+  Status run(const Plan& plan, const AttentionArgs& host, std::string* outside);
 
  private:
   struct Placed {

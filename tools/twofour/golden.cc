@@ -59,10 +59,8 @@ Status run_row(const Plan& plan, const Device& device, const AttentionArgs& args
   }
   const Result<std::unique_ptr<CudaCall>> call = CudaCall::make(plan.problem(), args, device);
   if (!call.ok()) return call.status();
-  Status status = (*call)->clear(plan);
-  if (status.ok()) status = (*call)->launch(plan, args.decisions);
   std::string outside;
-  if (status.ok()) status = (*call)->fetch(args, &outside);
+  const Status status = (*call)->run(plan, args, &outside);
   if (status.ok() && !outside.empty()) return {Code::kInternal, outside};
   return status;
 }
@@ -214,11 +212,7 @@ std::string disagreement(const Entry& e, double* worst) {
   AttentionStats stats;
   if (e.stats.bytes.size() != sizeof stats) return "counts are missing";
   std::memcpy(&stats, e.stats.bytes.data(), sizeof stats);
-  if (std::memcmp(&stats, &expected->stats, sizeof stats) != 0)
-    return fmt::format("counts: expected {} units, {} refined, {} dropped, got {}, {}, {}",
-                       expected->stats.units, expected->stats.refined, expected->stats.dropped,
-                       stats.units, stats.refined, stats.dropped);
-  return "";
+  return compare_counts(stats, expected->stats);
 }
 
 int record_all(const CaseSource& source, const DeviceChoice& choice, const std::string& filter,
