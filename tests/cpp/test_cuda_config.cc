@@ -10,14 +10,12 @@
 #include <vector>
 
 #include "cuda/sm90/shared.h"
+#include "support/shared_regions.h"
 
 namespace twofour::cuda::sm90 {
 namespace {
 
-struct Region {
-  std::string name;
-  int begin, bytes, alignment;
-};
+using test::Region;
 
 /// What a swizzled tile must start at a multiple of, so that its descriptors need no base offset.
 constexpr int alignment_of(layout::Swizzle swizzle) { return 8 * layout::swizzle_bytes(swizzle); }
@@ -106,15 +104,7 @@ void expect_row() {
   SCOPED_TRACE("row " + std::to_string(kRow));
   EXPECT_LE(S::kAllocated, 232448) << "227 KiB are there for a CTA";
   EXPECT_EQ(S::kAllocated, S::kBytes + 1024);
-  std::vector<Region> all = regions<c>();
-  std::ranges::sort(all, {}, &Region::begin);
-  int end = 0;
-  for (const Region& r : all) {
-    EXPECT_EQ(r.begin % r.alignment, 0) << r.name << " at " << r.begin;
-    EXPECT_GE(r.begin, end) << r.name << " overlaps with what is before it";
-    end = r.begin + r.bytes;
-  }
-  EXPECT_EQ(end, S::kBytes);
+  EXPECT_EQ(test::expect_apart(regions<c>()), S::kBytes);
   expect_tiles_are_whole<c>();
   expect_consistent(c);
 }

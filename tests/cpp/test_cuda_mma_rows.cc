@@ -12,6 +12,7 @@
 
 #include "cuda/sm80/shared.h"
 #include "plan/registry.h"
+#include "support/shared_regions.h"
 #ifdef TWOFOUR_WITH_CUDA
 #include "cuda/sm80/attention.h"
 #endif
@@ -42,25 +43,16 @@ void expect_row() {
   constexpr Config c = kRows[kRow];
   using S = Shared<c>;
   SCOPED_TRACE("row " + std::to_string(kRow));
-  struct Region {
-    int begin, bytes, alignment;
-  };
-  std::vector<Region> all = {{S::kQueries, S::Out::kBytes, 128},
-                             {S::kItem, static_cast<int>(sizeof(Item)), alignof(Item)},
-                             {S::kBarriers, 16 * S::kMaxStages, 8},
-                             {S::kStages, 2 * S::kStageBytes, 128}};
+  std::vector<test::Region> all = {
+      {"query", S::kQueries, S::Out::kBytes, 128},
+      {"item", S::kItem, static_cast<int>(sizeof(Item)), alignof(Item)},
+      {"barriers", S::kBarriers, 16 * S::kMaxStages, 8},
+      {"stages", S::kStages, 2 * S::kStageBytes, 128}};
   if (is_int8(c)) {
-    all.push_back({S::kRowScale, 4 * c.rows(), 4});
-    all.push_back({S::kRowShift, 4 * c.rows(), 4});
+    all.push_back({"row scales", S::kRowScale, 4 * c.rows(), 4});
+    all.push_back({"row shifts", S::kRowShift, 4 * c.rows(), 4});
   }
-  std::ranges::sort(all, {}, &Region::begin);
-  int end = 0;
-  for (const Region& r : all) {
-    EXPECT_EQ(r.begin % r.alignment, 0) << r.begin;
-    EXPECT_GE(r.begin, end) << "overlaps with what is before it";
-    end = r.begin + r.bytes;
-  }
-  EXPECT_EQ(S::allocated(2), end + 128);
+  EXPECT_EQ(S::allocated(2), test::expect_apart(std::move(all)) + 128);
   EXPECT_LE(S::allocated(2), 163 * 1024) << "what a CTA of sm_80 may have";
   EXPECT_TRUE(tile::reads_without_conflict<typename S::Value>());
   EXPECT_TRUE(tile::reads_without_conflict<typename S::Key>());
