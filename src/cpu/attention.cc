@@ -200,9 +200,6 @@ std::string why_not(const Kernel& kernel, const AttentionProblem& p, const Devic
 
 // Pairs that fall in pruned blocks are about this share of the live ones in long sequences.
 double cost(const Kernel& kernel, const AttentionProblem& p, const Device& device) {
-  const double rows = static_cast<double>(p.packed ? p.total_q : p.batch * p.seqlen_q);
-  double pairs = rows * static_cast<double>(p.heads_q) * static_cast<double>(p.seqlen_k);
-  if (p.causal && p.seqlen_q > 1) pairs *= 0.5;
   const double rate = std::max(device.peak_gflops, 1.0) * 1e9;
   // Shares of the peak reached by the dense product, then the speed relative to it.
   const double dense = 0.85;
@@ -211,7 +208,7 @@ double cost(const Kernel& kernel, const AttentionProblem& p, const Device& devic
                     : find_target(device.arch).vnni        ? 3.3
                                                            : 0.95;
   const double pv = kernel.config.score == ScorePattern::kPair ? 1.6 : 1;
-  return 2 * pairs / (rate * dense) *
+  return 2 * estimated_pairs(p) / (rate * dense) *
          (static_cast<double>(p.head_dim) / qk + static_cast<double>(p.head_dim_v) / pv);
 }
 

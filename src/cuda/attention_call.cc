@@ -1,5 +1,8 @@
 #include "cuda/attention_call.h"
 
+#include <cmath>
+
+#include "core/decisions.h"
 #include "cuda/error.h"
 #include "cuda/prepare/keys.h"
 #include "cuda/prepare/transform.h"
@@ -8,13 +11,13 @@ namespace twofour::cuda {
 namespace {
 
 /// Contiguous [B,rows,H,D].
-RowsView contiguous_rows(void* data, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+Rows contiguous_rows(void* data, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
   return {data, rows * heads * dim, heads * dim, dim};
 }
 
 Status transform(const Launch& launch, const Workspace& w, bool query, cudaStream_t stream) {
   const AttentionProblem& p = launch.problem;
-  const RowsView from = rows_view(query ? launch.args.q : launch.args.k, p.packed);
+  const Rows from = rows_view(query ? launch.args.q : launch.args.k, p.packed);
   TransformedRows rows;
   rows.x = from.data;
   rows.dtype = p.dtype;
@@ -85,21 +88,73 @@ Workspace::Workspace(const AttentionProblem& p, const Needs& needs, void* memory
   bytes += 256;  // to reach a 256-byte boundary
 }
 
-RowsView rows_view(const ConstTensorView& view, bool packed) {
+Workspace::Workspace(const Launch& launch, const Needs& needs)
+    : Workspace(launch.problem, needs,
+                reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(launch.workspace) + 255) &
+                                        ~std::uintptr_t{255})) {}
+
+Rows rows_view(const ConstTensorView& view, bool packed) {
   const int row = packed ? 0 : 1;
   return {const_cast<void*>(view.data), packed ? 0 : view.stride[0], view.stride[row],
           view.stride[row + 1]};
 }
 
-RowsView query_rows(const Launch& launch, const Workspace& w) {
+Rows query_rows(const Launch& launch, const Workspace& w) {
   const AttentionProblem& p = launch.problem;
   if (w.q == nullptr) return rows_view(launch.args.q, p.packed);
   return contiguous_rows(w.q, p.packed ? 0 : p.seqlen_q, p.heads_q, p.head_dim);
 }
-RowsView key_rows(const Launch& launch, const Workspace& w) {
+Rows key_rows(const Launch& launch, const Workspace& w) {
   const AttentionProblem& p = launch.problem;
   if (w.k == nullptr) return rows_view(launch.args.k, p.packed);
   return contiguous_rows(w.k, p.packed ? 0 : p.seqlen_k, p.heads_kv, p.head_dim);
+}
+
+void fill_params(CallParams& params, const Launch& launch, const Workspace& w) {
+  constexpr float kLog2e = 1.44269504088896341f;
+  const AttentionProblem& p = launch.problem;
+  params.q = query_rows(launch, w);
+  if (launch.args.transform != nullptr) params.weights = launch.args.transform->w;
+  params.o = rows_view(launch.args.o, p.packed);
+  const TensorView& lse = launch.args.lse;
+  params.lse = static_cast<float*>(lse.data);
+  params.lse_batch = p.packed ? 0 : lse.stride[0];
+  params.lse_head = lse.stride[p.packed ? 0 : 1];
+  params.lse_row = lse.stride[p.packed ? 1 : 2];
+  params.batch = static_cast<int>(p.batch);
+  params.heads_q = static_cast<int>(p.heads_q);
+  params.heads_kv = static_cast<int>(p.heads_kv);
+  params.group = static_cast<int>(p.heads_q / p.heads_kv);
+  params.head_dim = static_cast<int>(p.head_dim);
+  params.head_dim_v = static_cast<int>(p.head_dim_v);
+  params.seqlen_q = static_cast<int>(p.seqlen_q);
+  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.packed = p.packed;
+  params.cu_seqlens_q = launch.args.cu_seqlens_q;
+  params.cu_seqlens_k = launch.args.cu_seqlens_k;
+  params.row_blocks = w.row_blocks;
+  params.key_blocks = w.key_blocks;
+  params.causal = p.causal;
+  params.align = p.align;
+  params.window = p.window;
+  params.sink_blocks = p.sparsity.is_dense() ? 0 : p.sparsity.sink_blocks;
+  params.local_blocks = p.sparsity.is_dense() ? 0 : p.sparsity.local_blocks;
+  params.scale = p.scale.value_or(1.0f / std::sqrt(static_cast<float>(p.head_dim)));
+  params.scale_log2 = std::fabs(params.scale) * kLog2e;
+  params.key_scale = w.scale;
+  params.key_mean = w.mean;
+  params.total_key_blocks = max_key_blocks(p);
+  params.refine_log2 = p.sparsity.refine.value_or(0.0f) * kLog2e;
+  params.drop_log2 = p.sparsity.drop.value_or(0.0f) * kLog2e;
+  params.stats = reinterpret_cast<unsigned long long*>(launch.args.stats);
+  if (p.trace) {
+    const Decisions d = decisions_shape(p);
+    params.kept = reinterpret_cast<unsigned long long*>(w.kept);
+    params.unit = reinterpret_cast<unsigned char*>(w.unit);
+    params.rows = d.rows;
+    params.words = d.words;
+    params.half_blocks = d.half_blocks;
+  }
 }
 
 Status clear_stats(const Launch& launch, cudaStream_t stream) {
@@ -138,6 +193,17 @@ Status prepare(const Launch& launch, const Needs& needs, const Workspace& w, cud
   return quantise_keys(sequences, keys, stream);
 }
 
+Status reserve_shared(std::atomic<std::uint64_t>& reserved, const void* kernel, int bytes,
+                      int device) {
+  const std::uint64_t bit = device >= 0 && device < 64 ? std::uint64_t{1} << device : 0;
+  if (reserved.load(std::memory_order_acquire) & bit) return {};
+  const Status status =
+      to_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                "reserving shared memory");
+  if (status.ok()) reserved.fetch_or(bit, std::memory_order_release);
+  return status;
+}
+
 Status read_decisions(Decisions& decisions, const Workspace& w, cudaStream_t stream) {
   Status status =
       to_status(cudaMemcpyAsync(decisions.kept.data(), w.kept,
@@ -151,6 +217,12 @@ Status read_decisions(Decisions& decisions, const Workspace& w, cudaStream_t str
                      "reading decisions");
   if (!status.ok()) return status;
   return to_status(cudaStreamSynchronize(stream), "reading decisions");
+}
+
+double estimated_seconds(const AttentionProblem& p, const Device& device, int head_dim, double qk,
+                         double pv) {
+  const double rate = std::max(device.peak_gflops, 1.0) * 1e9;
+  return 5e-6 + 2 * estimated_pairs(p) * head_dim / rate * (1 / qk + 1 / pv);
 }
 
 }  // namespace twofour::cuda

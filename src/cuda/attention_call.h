@@ -5,11 +5,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cmath>
+#include <atomic>
 #include <string>
 #include <utility>
 
-#include "core/decisions.h"
+#include "cuda/call_params.h"
 #include "layout/schedule.h"
 #include "plan/registry.h"
 
@@ -52,81 +52,25 @@ struct Workspace {
   std::size_t bytes = 0;
 
   Workspace(const AttentionProblem& p, const Needs& needs, void* memory);
+  Workspace(const Launch& launch, const Needs& needs);
 };
 
-/// Strides in elements.
-struct RowsView {
-  void* data = nullptr;
-  std::int64_t batch = 0;
-  std::int64_t row = 0;
-  std::int64_t head = 0;
-};
-RowsView rows_view(const ConstTensorView& view, bool packed);
+Rows rows_view(const ConstTensorView& view, bool packed);
 
 /// Q and K as the kernel reads them: the caller's, or in the basis of the transform.
-RowsView query_rows(const Launch& launch, const Workspace& w);
-RowsView key_rows(const Launch& launch, const Workspace& w);
+Rows query_rows(const Launch& launch, const Workspace& w);
+Rows key_rows(const Launch& launch, const Workspace& w);
 
-template <class Rows>
-void assign(Rows& rows, const RowsView& view) {
-  rows.data = view.data;
-  rows.batch = view.batch;
-  rows.row = view.row;
-  rows.head = view.head;
-}
-
-/// The members of Params that all architectures have.
-template <class Params>
-void fill_params(Params& params, const Launch& launch, const Workspace& w) {
-  constexpr float kLog2e = 1.44269504088896341f;
-  const AttentionProblem& p = launch.problem;
-  assign(params.q, query_rows(launch, w));
-  if (launch.args.transform != nullptr) params.weights = launch.args.transform->w;
-  assign(params.o, rows_view(launch.args.o, p.packed));
-  const TensorView& lse = launch.args.lse;
-  params.lse = static_cast<float*>(lse.data);
-  params.lse_batch = p.packed ? 0 : lse.stride[0];
-  params.lse_head = lse.stride[p.packed ? 0 : 1];
-  params.lse_row = lse.stride[p.packed ? 1 : 2];
-  params.batch = static_cast<int>(p.batch);
-  params.heads_q = static_cast<int>(p.heads_q);
-  params.heads_kv = static_cast<int>(p.heads_kv);
-  params.group = static_cast<int>(p.heads_q / p.heads_kv);
-  params.head_dim = static_cast<int>(p.head_dim);
-  params.head_dim_v = static_cast<int>(p.head_dim_v);
-  params.seqlen_q = static_cast<int>(p.seqlen_q);
-  params.seqlen_k = static_cast<int>(p.seqlen_k);
-  params.packed = p.packed;
-  params.cu_seqlens_q = launch.args.cu_seqlens_q;
-  params.cu_seqlens_k = launch.args.cu_seqlens_k;
-  params.row_blocks = w.row_blocks;
-  params.key_blocks = w.key_blocks;
-  params.causal = p.causal;
-  params.align = p.align;
-  params.window = p.window;
-  params.sink_blocks = p.sparsity.is_dense() ? 0 : p.sparsity.sink_blocks;
-  params.local_blocks = p.sparsity.is_dense() ? 0 : p.sparsity.local_blocks;
-  params.scale = p.scale.value_or(1.0f / std::sqrt(static_cast<float>(p.head_dim)));
-  params.scale_log2 = std::fabs(params.scale) * kLog2e;
-  params.key_scale = w.scale;
-  params.key_mean = w.mean;
-  params.total_key_blocks = max_key_blocks(p);
-  params.refine_log2 = p.sparsity.refine.value_or(0.0f) * kLog2e;
-  params.drop_log2 = p.sparsity.drop.value_or(0.0f) * kLog2e;
-  params.stats = reinterpret_cast<unsigned long long*>(launch.args.stats);
-  if (p.trace) {
-    const Decisions d = decisions_shape(p);
-    params.kept = reinterpret_cast<unsigned long long*>(w.kept);
-    params.unit = reinterpret_cast<unsigned char*>(w.unit);
-    params.rows = d.rows;
-    params.words = d.words;
-    params.half_blocks = d.half_blocks;
-  }
-}
+void fill_params(CallParams& params, const Launch& launch, const Workspace& w);
 
 /// Everything of a launch before the kernel, in the order of the stream.
 Status clear_stats(const Launch& launch, cudaStream_t stream);
 Status prepare(const Launch& launch, const Needs& needs, const Workspace& w, cudaStream_t stream);
+
+/// Lets a kernel have more shared memory than kernels may by default. The runtime remembers it for
+/// the current device, so the first launch on each asks: `reserved` has a bit for each device.
+Status reserve_shared(std::atomic<std::uint64_t>& reserved, const void* kernel, int bytes,
+                      int device);
 
 /// Debugging rows wait for the device: their decisions are the host's.
 Status read_decisions(Decisions& decisions, const Workspace& w, cudaStream_t stream);
@@ -169,5 +113,21 @@ std::string why_not_config(const Config& c, int above, std::int64_t row_tile,
     return "serves up to 5e8 row blocks and 2e9 keys in a call";
   return "";
 }
+
+/// Id and config of row `number` of a family, which is a part of the id.
+template <class Config>
+Kernel kernel_of(const Config& c, const char* family, int number) {
+  Kernel row;
+  row.id = std::string("attention.") + to_string(c.dtype) + "." + family + ".d" +
+           std::to_string(c.head_dim) + "." + to_string(c.qk) + "." + to_string(c.score) +
+           (c.refine ? ".refine" : "") + (c.drop ? ".drop" : "") + (c.trace ? ".trace" : "");
+  row.number = number;
+  row.config = {c.qk, c.score, c.trace};
+  return row;
+}
+
+/// Seconds: a launch, and the two products at these shares of the dense fp16 peak.
+double estimated_seconds(const AttentionProblem& p, const Device& device, int head_dim, double qk,
+                         double pv);
 
 }  // namespace twofour::cuda

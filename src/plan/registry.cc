@@ -37,4 +37,11 @@ bool is_for(const Kernel& row, const Device& device) {
   return compute_capability(device.arch) >= compute_capability(row.arch);
 }
 
+double estimated_pairs(const AttentionProblem& p) {
+  const double rows = static_cast<double>(p.packed ? p.total_q : p.batch * p.seqlen_q);
+  double pairs = rows * static_cast<double>(p.heads_q) * static_cast<double>(p.seqlen_k);
+  if (p.causal && p.seqlen_q > 1) pairs *= 0.5;
+  return pairs;
+}
+
 }  // namespace twofour

@@ -51,6 +51,9 @@ bool is_for(const Kernel& row, const Device& device);
 /// 86 of "sm_86"; 0 of what is no CUDA architecture.
 int compute_capability(std::string_view arch);
 
+/// Pairs of a query row and a key over all heads, for costs: of a packed call an upper bound.
+double estimated_pairs(const AttentionProblem& problem);
+
 /// Checks views, strides, cu_seqlens, mask and overlap against a problem that validates. Memory of
 /// a CUDA device is judged by its addresses and strides; its contents are not read.
 Status check_args(const AttentionProblem& problem, const AttentionArgs& args,

@@ -134,13 +134,13 @@ def test_headers(tree):
     assert finding.startswith("include/twofour/bad.h:3:")
 
 
-CONFIG = """
+VARIANTS = """
 inline constexpr Variant kVariants[] = {
     {QKProduct::kExact, ScorePattern::kPair},
     {QKProduct::kInt8, ScorePattern::kPair, false, true},
 };
-inline constexpr int kRowCount = 8 * kVariantCount;
 """
+CONFIG = "inline constexpr int kRowCount = 8 * kVariantCount;\n"
 
 
 def ptxas_said(row: int, spills: int, code: str = "C7519") -> str:
@@ -167,6 +167,7 @@ def ptxas_said(row: int, spills: int, code: str = "C7519") -> str:
 )
 def test_ptxas(tree, monkeypatch, said, expected):
     name = write(tree, "src/cuda/sm90/a.cu", "")
+    write(tree, "src/cuda/variants.h", VARIANTS)
     write(tree, "src/cuda/sm90/config.h", CONFIG)
     nvcc = tree / "bin/nvcc"
     write(tree, "bin/nvcc", f'#!/bin/sh\ncat <<"END" >&2\n{said}END\n')

@@ -35,9 +35,14 @@ class Row:
         return f"attention_kernel<{self.number}> ({self.variant}, {self.kind})"
 
 
-def variants_of(text: str) -> list[tuple[str, bool]]:
-    """kVariants of a config.h: the words of each, and whether its units decide."""
-    table = text.partition("kVariants[] = {")[2].partition("};")[0]
+def variants_of(root: Path) -> list[tuple[str, bool]]:
+    """kVariants of src/cuda/variants.h: the words of each, and whether its units decide."""
+    table = (
+        (root / "src/cuda/variants.h")
+        .read_text()
+        .partition("kVariants[] = {")[2]
+        .partition("};")[0]
+    )
     variants = []
     for qk, score, flags in re.findall(
         r"\{QKProduct::k(\w+), ScorePattern::k(\w+)([^}]*)\}", table
@@ -59,7 +64,7 @@ def rows_of(root: Path) -> list[Row]:
     rows = []
     for debugging in (False, True):
         for _ in range(4):
-            for variant, decides in variants_of(text):
+            for variant, decides in variants_of(root):
                 kind = "debugging" if debugging else "deciding" if decides else "timed"
                 rows.append(Row(len(rows), variant, kind, MAX_SPILL_BYTES[kind]))
     return rows
@@ -71,7 +76,7 @@ def mma_rows_of(root: Path) -> list[Row]:
     Empty when the file no longer says so.
     """
     text = (root / "src/cuda/sm80/config.h").read_text()
-    variants = variants_of(text)
+    variants = variants_of(root)
     if "kRowCount = 12 * kVariantCount" not in text or "kHeadDims[] = {128, 96, 64}" not in text:
         return []
     if any(len(budgets) != len(variants) for budgets in MMA_SPILL_BYTES.values()):

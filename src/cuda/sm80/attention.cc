@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <string>
 #include <vector>
@@ -20,8 +21,6 @@ const Config& config_of(const Kernel& kernel) { return kRows[kernel.number]; }
 /// The next smaller head_dim that has rows of its own.
 int head_dim_below(const Config& c) { return c.head_dim == 128 ? 96 : c.head_dim == 96 ? 64 : 0; }
 
-int code_width(const Config& c) { return c.head_dim == 64 ? 64 : 128; }
-
 Needs needs_of(const Config& c) { return {c.qk, c.trace, code_width(c), c.rows()}; }
 
 /// Stages that fit the shared memory of a CTA, at most four: each step is then copied two ahead,
@@ -36,27 +35,14 @@ Params make_params(const Launch& launch, const Config& c, const Workspace& w, in
   const AttentionProblem& p = launch.problem;
   Params params{};
   fill_params(params, launch, w);
-  assign(params.k, key_rows(launch, w));
+  params.k = key_rows(launch, w);
   if (is_int8(c)) {
     // [Hkv, rows of the call, channels]
     params.k = {w.codes, 0, code_width(c), rows_of(p, false) * code_width(c)};
   }
-  assign(params.v, rows_view(launch.args.v, p.packed));
+  params.v = rows_view(launch.args.v, p.packed);
   params.stages = stages;
   return params;
-}
-
-/// Lets a kernel have more shared memory than kernels may by default. The runtime remembers it for
-/// the current device, so the first launch on each asks.
-Status reserve_shared(int row, const Compiled& compiled_row, int bytes, int device) {
-  static std::array<std::atomic<std::uint64_t>, kRowCount> reserved{};  // a bit for each device
-  const std::uint64_t bit = device >= 0 && device < 64 ? std::uint64_t{1} << device : 0;
-  if (reserved[row].load(std::memory_order_acquire) & bit) return {};
-  const Status status = to_status(
-      cudaFuncSetAttribute(compiled_row.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-      "reserving shared memory");
-  if (status.ok()) reserved[row].fetch_or(bit, std::memory_order_release);
-  return status;
 }
 
 Status launch(const Kernel& kernel, const Launch& launch) {
@@ -64,16 +50,16 @@ Status launch(const Kernel& kernel, const Launch& launch) {
   const Config& c = config_of(kernel);
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   if (rows_of(p, true) == 0) return clear_stats(launch, stream);
-  const auto address = reinterpret_cast<std::uintptr_t>(launch.workspace);
   const Needs needs = needs_of(c);
-  const Workspace w(p, needs, reinterpret_cast<void*>((address + 255) & ~std::uintptr_t{255}));
+  const Workspace w(launch, needs);
   const Compiled compiled_row = compiled(kernel.number);
   const int stages = stages_of(compiled_row, launch.device);
   const int bytes = compiled_row.fixed_bytes + stages * compiled_row.stage_bytes;
   Params params = make_params(launch, c, w, stages);
   Status status = prepare(launch, needs, w, stream);
   if (!status.ok()) return status;
-  status = reserve_shared(kernel.number, compiled_row, bytes, launch.device.index);
+  static std::array<std::atomic<std::uint64_t>, kRowCount> reserved{};
+  status = reserve_shared(reserved[kernel.number], compiled_row.kernel, bytes, launch.device.index);
   if (!status.ok()) return status;
   const auto grid = static_cast<unsigned>(max_row_tiles(p, c.rows()) * p.heads_q);
   void* arguments[] = {&params};
@@ -103,14 +89,10 @@ std::string why_not(const Kernel& kernel, const AttentionProblem& p, const Devic
 // elsewhere (docs/kernels/sm80.md): mma.sync reaches two thirds of Hopper's peak.
 double cost(const Kernel& kernel, const AttentionProblem& p, const Device& device) {
   const Config& c = config_of(kernel);
-  const double queries = static_cast<double>(p.packed ? p.total_q : p.batch * p.seqlen_q);
-  double pairs = queries * static_cast<double>(p.heads_q) * static_cast<double>(p.seqlen_k);
-  if (p.causal && p.seqlen_q > 1) pairs *= 0.5;
   const double of_peak = device.arch == "sm_90" ? 0.6 : 1;
   const double qk = (c.qk == QKProduct::kExact ? 0.55 : 0.75) * of_peak;
   const double pv = (c.score == ScorePattern::kPair ? 0.75 : 0.55) * of_peak;
-  const double rate = std::max(device.peak_gflops, 1.0) * 1e9;
-  return 5e-6 + 2 * pairs * c.head_dim / rate * (1 / qk + 1 / pv);
+  return estimated_seconds(p, device, c.head_dim, qk, pv);
 }
 
 std::size_t workspace(const Kernel& kernel, const AttentionProblem& p, const Device&) {
@@ -120,13 +102,8 @@ std::size_t workspace(const Kernel& kernel, const AttentionProblem& p, const Dev
 std::vector<Kernel> make_kernels() {
   std::vector<Kernel> all;
   for (const Config& c : kRows) {
-    Kernel row;
-    row.id = std::string("attention.") + to_string(c.dtype) + ".sm80.d" +
-             std::to_string(c.head_dim) + "." + to_string(c.qk) + "." + to_string(c.score) +
-             (c.refine ? ".refine" : "") + (c.drop ? ".drop" : "") + (c.trace ? ".trace" : "");
+    Kernel row = kernel_of(c, "sm80", static_cast<int>(all.size()));
     row.arch = "sm_80+";
-    row.number = static_cast<int>(all.size());
-    row.config = {c.qk, c.score, c.trace};
     row.why_not = &why_not;
     row.cost = &cost;
     row.workspace = &workspace;

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kRows[kRow].threads(), 1)
   const int index = static_cast<int>(blockIdx.x);
   if (index >= row_tiles * p.heads_q) return;
   if (threadIdx.x == 0) {
-    item = make_item(p, c, index, row_tiles);
+    make_item(item, p, c, index, row_tiles);
     Pipeline<c>::init_barriers(shared, p.stages);
   }
   __syncthreads();

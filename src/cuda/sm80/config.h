@@ -5,9 +5,9 @@
 #include <array>
 #include <cstdint>
 
+#include "cuda/call_params.h"
+#include "cuda/variants.h"
 #include "layout/schedule.h"
-#include "twofour/sparsity.h"
-#include "twofour/tensor.h"
 
 namespace twofour::cuda::sm80 {
 
@@ -34,27 +34,9 @@ struct Config {
 
 constexpr bool is_int8(const Config& c) { return c.qk == QKProduct::kInt8; }
 constexpr bool is_nm24(const Config& c) { return c.qk == QKProduct::kNm24; }
+/// Channels of a key's int8 codes (prepare/keys.h).
+constexpr int code_width(const Config& c) { return c.head_dim == 64 ? 64 : 128; }
 constexpr bool prunes_scores(const Config& c) { return c.score != ScorePattern::kNone; }
-
-/// The rows of the registry, in its order. A kernel is compiled for each: its number is the
-/// template argument (a structure as such an argument of a __global__ function trips nvcc with g++
-/// 12).
-struct Variant {
-  QKProduct qk;
-  ScorePattern score;
-  bool refine = false;
-  bool drop = false;
-};
-inline constexpr Variant kVariants[] = {
-    {QKProduct::kExact, ScorePattern::kNone},
-    {QKProduct::kExact, ScorePattern::kPair},
-    {QKProduct::kInt8, ScorePattern::kPair},
-    {QKProduct::kNm24, ScorePattern::kPair},
-    {QKProduct::kNm24, ScorePattern::kPair, true},
-    {QKProduct::kExact, ScorePattern::kPair, false, true},
-    {QKProduct::kInt8, ScorePattern::kPair, false, true},
-    {QKProduct::kNm24, ScorePattern::kPair, true, true},
-};
 
 constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool trace) {
   Config c{dtype, head_dim, v.qk, v.score};
@@ -74,7 +56,9 @@ constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool t
   return c;
 }
 
-inline constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
+/// The rows of the registry, in its order. A kernel is compiled for each: its number is the
+/// template argument (a structure as such an argument of a __global__ function trips nvcc with g++
+/// 12).
 inline constexpr int kHeadDims[] = {128, 96, 64};
 inline constexpr int kRowCount = 12 * kVariantCount;
 
@@ -89,43 +73,9 @@ constexpr std::array<Config, kRowCount> make_rows() {
 }
 inline constexpr std::array<Config, kRowCount> kRows = make_rows();
 
-/// Strides in elements.
-struct Rows {
-  void* data = nullptr;
-  std::int64_t batch = 0;
-  std::int64_t row = 0;
-  std::int64_t head = 0;
-};
-
-/// One call. Sequences of a packed call are found through the two prefix arrays.
-struct Params {
-  Rows q, k, v, o;  // k of int8: its codes
-  float* lse;       // [B,Hq,M] by strides, or null
-  std::int64_t lse_batch, lse_head, lse_row;
-  int batch, heads_q, heads_kv, group;  // group = heads_q / heads_kv
-  int head_dim, head_dim_v;
-  int seqlen_q, seqlen_k;
-  bool packed;
-  const std::int32_t* cu_seqlens_q;  // [B+1]
-  const std::int32_t* cu_seqlens_k;  // [B+1]
-  const std::int32_t* row_blocks;    // [B+1], packed: row tiles before each sequence
-  const std::int32_t* key_blocks;    // [B+1], packed: key blocks before each sequence
-  bool causal;
-  Align align;
-  Window window;
-  int sink_blocks, local_blocks;
-  float scale;             // of scores, nats
-  float scale_log2;        // |scale| * log2(e)
-  const float* weights;    // [Hkv,D] of nm24, or null
-  const float* key_scale;  // [Hkv, key blocks] of int8
-  const float* key_mean;   // [Hkv,B,D]
-  std::int64_t total_key_blocks;
-  float refine_log2, drop_log2;
-  unsigned long long* stats;              // AttentionStats, or null
-  unsigned long long* kept;               // trace: [Hq, rows, words]
-  unsigned char* unit;                    // trace: [Hq, rows, half-blocks]
-  std::int64_t rows, words, half_blocks;  // of the trace
-  int stages;                             // of shared memory
+struct Params : CallParams {
+  Rows k, v;   // k of int8: its codes
+  int stages;  // of shared memory
 };
 
 }  // namespace twofour::cuda::sm80

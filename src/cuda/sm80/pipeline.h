@@ -58,10 +58,10 @@ struct Pipeline {
     constexpr int kElement = S::kElement;
     const auto* k = static_cast<const unsigned char*>(p.k.data) +
                     kElement * (item.key_batch * p.k.batch + item.kv_head * p.k.head +
-                                std::int64_t{item.first_row_k} * p.k.row);
+                                std::int64_t{item.key_row} * p.k.row);
     const auto* v = static_cast<const unsigned char*>(p.v.data) +
                     2 * (item.value_batch * p.v.batch + item.kv_head * p.v.head +
-                         std::int64_t{item.first_row_v} * p.v.row);
+                         std::int64_t{item.value_row} * p.v.row);
     copy<typename S::Key, c.head_dim * kElement / 16>(at, k, kElement * p.k.row, keys,
                                                       is_int8(c) ? c.head_dim : 2 * p.head_dim);
     copy<typename S::Value, c.head_dim / 8>(at + S::Key::kBytes, v, 2 * p.v.row, keys,

@@ -25,8 +25,7 @@ __device__ inline void load_query(const Params& p, const Item& item, std::uint32
                      item.head * p.q.head + std::int64_t{item.first_row_q} * p.q.row + 8 * chunk;
   float mean[8];
   if constexpr (is_int8(c)) {
-    constexpr int kPadded = c.head_dim == 64 ? 64 : 128;
-    const float* of = p.key_mean + (std::int64_t{item.kv_head} * p.batch + item.b) * kPadded;
+    const float* of = p.key_mean + (std::int64_t{item.kv_head} * p.batch + item.b) * code_width(c);
 #pragma unroll
     for (int i = 0; i < 8; ++i) mean[i] = exists ? __ldg(of + 8 * chunk + i) : 0.0f;
   }

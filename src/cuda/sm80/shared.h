@@ -9,8 +9,7 @@ namespace twofour::cuda::sm80 {
 template <Config c>
 struct Shared {
   static constexpr int kElement = is_int8(c) ? 1 : 2;  // bytes of Q and K
-  /// Codes of 96 channels are padded to 128 (prepare/keys.h).
-  static constexpr int kKeyPitch = is_int8(c) && c.head_dim == 96 ? 128 : c.head_dim * kElement;
+  static constexpr int kKeyPitch = is_int8(c) ? code_width(c) : c.head_dim * kElement;
 
   using Query = tile::RowTile<kKeyPitch, c.rows(), false>;
   using Key = tile::RowTile<kKeyPitch, c.tile>;

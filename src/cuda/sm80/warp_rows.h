@@ -166,6 +166,16 @@ struct WarpRows : Softmax<c> {
         Trace<c>{p, item, row + 16 * r, lane}.decide(block, half, decision);
   }
 
+  /// Adds the pruned scores of a chunk to the raw row maxima of this thread.
+  __device__ __forceinline__ void collect(PerRow<c>& largest,
+                                          const Score (&s)[kTiles][kScores]) const {
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        largest[r][h] = ptx::max_nan(largest[r][h], this->largest_of(s[r], kKept, h));
+  }
+
   /// A chunk from scores to O. `largest` collects raw row maxima of this thread, if asked.
   template <bool kFull, bool kMaxima>
   __device__ __forceinline__ void fast_chunk(const Item& item, StepKeys keys, const PerRow<c>& f,
@@ -175,12 +185,7 @@ struct WarpRows : Softmax<c> {
       Score s[kTiles][kScores];
       const layout::WordPair own = fast_scores<kFull>(s, stage, chunk);
       trace_fast(item, keys, chunk, own);
-      if constexpr (kMaxima)
-#pragma unroll
-        for (int r = 0; r < kTiles; ++r)
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-            largest[r][h] = ptx::max_nan(largest[r][h], this->largest_of(s[r], kKept, h));
+      if constexpr (kMaxima) collect(largest, s);
       float x[kTiles][kKept];
       this->exponents(x, s, f);
       if (__any_sync(~0u, this->any_beyond(x) || this->has_no_reference()))
@@ -249,11 +254,7 @@ struct WarpRows : Softmax<c> {
       Score s[kTiles][kScores];
       const layout::WordPair words = fast_scores<false>(s, stage, chunk);
       if constexpr (c.trace) own[chunk] = words;
-#pragma unroll
-      for (int r = 0; r < kTiles; ++r)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          largest[r][h] = ptx::max_nan(largest[r][h], this->largest_of(s[r], kKept, h));
+      collect(largest, s);
       float x[kTiles][kKept];
       this->exponents(x, s, f);
       beyond |= this->any_beyond(x);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -70,8 +69,8 @@ Status make_maps(Params& params, const Launch& launch, const Config& c, const Wo
       p.dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const std::int64_t keys = p.packed ? p.total_k : p.seqlen_k;
   const std::int64_t batch = p.packed ? 1 : p.batch;
-  RowsView k = key_rows(launch, w);
-  RowsView v = rows_view(launch.args.v, p.packed);
+  Rows k = key_rows(launch, w);
+  Rows v = rows_view(launch.args.v, p.packed);
   // Without keys nothing is read, but a map must point somewhere.
   if (k.data == nullptr) k.data = w.next_item;
   if (v.data == nullptr) v.data = w.next_item;
@@ -110,35 +109,21 @@ Params make_params(const Launch& launch, const Workspace& w) {
   return params;
 }
 
-/// Lets a kernel have more shared memory than kernels may by default. The runtime remembers it for
-/// the current device, so the first launch on each asks.
-Status reserve_shared(int row, const Compiled& compiled_row, int device) {
-  static std::array<std::atomic<std::uint64_t>, kRowCount> reserved{};  // a bit for each device
-  const std::uint64_t bit = device >= 0 && device < 64 ? std::uint64_t{1} << device : 0;
-  if (reserved[row].load(std::memory_order_acquire) & bit) return {};
-  const Status status = to_status(
-      cudaFuncSetAttribute(compiled_row.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           compiled_row.shared_bytes),
-      "reserving shared memory");
-  if (status.ok()) reserved[row].fetch_or(bit, std::memory_order_release);
-  return status;
-}
-
 Status launch(const Kernel& kernel, const Launch& launch) {
   const AttentionProblem& p = launch.problem;
   const Config& c = config_of(kernel);
   const auto stream = static_cast<cudaStream_t>(launch.stream);
   if (rows_of(p, true) == 0) return clear_stats(launch, stream);
-  const auto address = reinterpret_cast<std::uintptr_t>(launch.workspace);
-  const Workspace w(p, needs_of(c),
-                    reinterpret_cast<void*>((address + 255) & ~std::uintptr_t{255}));
+  const Workspace w(launch, needs_of(c));
   Params params = make_params(launch, w);
   Status status = make_maps(params, launch, c, w);
   if (!status.ok()) return status;
   status = prepare(launch, needs_of(c), w, stream);
   if (!status.ok()) return status;
   const Compiled compiled_row = compiled(kernel.number);
-  status = reserve_shared(kernel.number, compiled_row, launch.device.index);
+  static std::array<std::atomic<std::uint64_t>, kRowCount> reserved{};
+  status = reserve_shared(reserved[kernel.number], compiled_row.kernel, compiled_row.shared_bytes,
+                          launch.device.index);
   if (!status.ok()) return status;
   const std::int64_t items = max_row_tiles(p, layout::kRowBlock) * p.heads_q;
   const auto grid = static_cast<unsigned>(
@@ -161,13 +146,9 @@ std::string why_not(const Kernel& kernel, const AttentionProblem& p, const Devic
 // Share of the dense fp16 peak that each product reaches, measured (docs/kernels/sm90.md).
 double cost(const Kernel& kernel, const AttentionProblem& p, const Device& device) {
   const Config& c = config_of(kernel);
-  const double queries = static_cast<double>(p.packed ? p.total_q : p.batch * p.seqlen_q);
-  double pairs = queries * static_cast<double>(p.heads_q) * static_cast<double>(p.seqlen_k);
-  if (p.causal && p.seqlen_q > 1) pairs *= 0.5;
   const double qk = c.qk == QKProduct::kExact ? 0.65 : 1.2;
   const double pv = c.score == ScorePattern::kPair ? 1.2 : 0.65;
-  const double rate = std::max(device.peak_gflops, 1.0) * 1e9;
-  return 5e-6 + 2 * pairs * c.head_dim / rate * (1 / qk + 1 / pv);
+  return estimated_seconds(p, device, c.head_dim, qk, pv);
 }
 
 std::size_t workspace(const Kernel& kernel, const AttentionProblem& p, const Device&) {
@@ -177,13 +158,8 @@ std::size_t workspace(const Kernel& kernel, const AttentionProblem& p, const Dev
 std::vector<Kernel> make_kernels() {
   std::vector<Kernel> all;
   for (const Config& c : kRows) {
-    Kernel row;
-    row.id = std::string("attention.") + to_string(c.dtype) + ".sm90.d" +
-             std::to_string(c.head_dim) + "." + to_string(c.qk) + "." + to_string(c.score) +
-             (c.refine ? ".refine" : "") + (c.drop ? ".drop" : "") + (c.trace ? ".trace" : "");
+    Kernel row = kernel_of(c, "sm90", static_cast<int>(all.size()));
     row.arch = "sm_90";
-    row.number = static_cast<int>(all.size());
-    row.config = {c.qk, c.score, c.trace};
     row.why_not = &why_not;
     row.cost = &cost;
     row.workspace = &workspace;

@@ -7,9 +7,9 @@
 #include <array>
 #include <cstdint>
 
+#include "cuda/call_params.h"
+#include "cuda/variants.h"
 #include "layout/schedule.h"
-#include "twofour/sparsity.h"
-#include "twofour/tensor.h"
 
 namespace twofour::cuda::sm90 {
 
@@ -30,26 +30,6 @@ struct Config {
   constexpr bool decides() const { return refine || drop; }
 };
 
-/// The rows of the registry, in its order. A kernel is compiled for each: its number is the
-/// template argument (a structure as such an argument of a __global__ function trips nvcc with g++
-/// 12).
-struct Variant {
-  QKProduct qk;
-  ScorePattern score;
-  bool refine = false;
-  bool drop = false;
-};
-inline constexpr Variant kVariants[] = {
-    {QKProduct::kExact, ScorePattern::kNone},
-    {QKProduct::kExact, ScorePattern::kPair},
-    {QKProduct::kInt8, ScorePattern::kPair},
-    {QKProduct::kNm24, ScorePattern::kPair},
-    {QKProduct::kNm24, ScorePattern::kPair, true},
-    {QKProduct::kExact, ScorePattern::kPair, false, true},
-    {QKProduct::kInt8, ScorePattern::kPair, false, true},
-    {QKProduct::kNm24, ScorePattern::kPair, true, true},
-};
-
 constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool trace) {
   Config c{dtype, head_dim, v.qk, v.score};
   c.refine = v.refine;
@@ -68,7 +48,9 @@ constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool t
   return c;
 }
 
-inline constexpr int kVariantCount = sizeof(kVariants) / sizeof(kVariants[0]);
+/// The rows of the registry, in its order. A kernel is compiled for each: its number is the
+/// template argument (a structure as such an argument of a __global__ function trips nvcc with g++
+/// 12).
 inline constexpr int kRowCount = 8 * kVariantCount;
 
 constexpr std::array<Config, kRowCount> make_rows() {
@@ -86,49 +68,13 @@ inline constexpr int kWarpgroups = 3;  // of consumers; each has 64 rows of the 
 inline constexpr int kThreads = 128 * (kWarpgroups + 1);
 static_assert(layout::kRowBlock == 64 * kWarpgroups && layout::kUnitRows == 64);
 
-/// Strides in elements.
-struct Rows {
-  void* data = nullptr;
-  std::int64_t batch = 0;
-  std::int64_t row = 0;
-  std::int64_t head = 0;
-};
-
-/// One call. Sequences of a packed call are found through the two prefix arrays.
-struct Params {
+struct Params : CallParams {
   // Boxes are a tile of keys by 64 channels, for int8 codes all channels.
-  CUtensorMap k;       // {D, N, Hkv, B}
-  CUtensorMap k_pair;  // {D, N - distance, 2, Hkv, B}: first keys, then their partners
-  CUtensorMap v;       // {D, N, Hkv, B}
-  CUtensorMap v_pair;  // {D, 2, N - distance, Hkv, B}: each key beside its partner
-  Rows q;
-  Rows o;
-  float* lse;  // [B,Hq,M] by strides, or null
-  std::int64_t lse_batch, lse_head, lse_row;
-  int batch, heads_q, heads_kv, group;  // group = heads_q / heads_kv
-  int head_dim, head_dim_v;
-  int seqlen_q, seqlen_k;
-  bool packed;
-  const std::int32_t* cu_seqlens_q;  // [B+1]
-  const std::int32_t* cu_seqlens_k;  // [B+1]
-  const std::int32_t* row_blocks;    // [B+1], packed: row blocks before each sequence
-  const std::int32_t* key_blocks;    // [B+1], packed: key blocks before each sequence
-  bool causal;
-  Align align;
-  Window window;
-  int sink_blocks, local_blocks;
-  float scale;             // of scores, nats
-  float scale_log2;        // |scale| * log2(e)
-  const float* weights;    // [Hkv,D] of nm24, or null
-  const float* key_scale;  // [Hkv, key blocks] of int8
-  const float* key_mean;   // [Hkv,B,D]
-  std::int64_t total_key_blocks;
-  float refine_log2, drop_log2;
-  unsigned long long* stats;              // AttentionStats, or null
-  unsigned long long* kept;               // trace: [Hq, rows, words]
-  unsigned char* unit;                    // trace: [Hq, rows, half-blocks]
-  std::int64_t rows, words, half_blocks;  // of the trace
-  std::int32_t* next_item;                // work counter, zero at the start
+  CUtensorMap k;            // {D, N, Hkv, B}
+  CUtensorMap k_pair;       // {D, N - distance, 2, Hkv, B}: first keys, then their partners
+  CUtensorMap v;            // {D, N, Hkv, B}
+  CUtensorMap v_pair;       // {D, 2, N - distance, Hkv, B}: each key beside its partner
+  std::int32_t* next_item;  // work counter, zero at the start
 };
 
 }  // namespace twofour::cuda::sm90

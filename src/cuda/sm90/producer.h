@@ -110,7 +110,7 @@ template <Config c>
 __device__ __forceinline__ void hand_out_items(const Params& p, unsigned char* memory,
                                                std::uint32_t shared) {
   using S = Shared<c>;
-  const int row_blocks = total_row_blocks(p);
+  const int row_blocks = total_row_tiles(p, static_cast<int>(layout::kRowBlock));
   const int items = row_blocks * p.heads_q;
   Ring<kItemSlots> ring;
   while (true) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void hand_out_items(const Params& p, unsigned char* m
     ptx::mbarrier_wait(shared + S::item_empty(ring.stage), ring.parity ^ 1);
     Item& item = reinterpret_cast<Item*>(memory + S::kItems)[ring.stage];
     if (index < items)
-      item = make_item(p, c, index, row_blocks);
+      make_item(item, p, c, index, row_blocks);
     else
       item.b = -1;
     ptx::mbarrier_arrive(shared + S::item_full(ring.stage));

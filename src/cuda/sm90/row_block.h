@@ -51,7 +51,7 @@ struct RowBlock : Softmax<c> {
 
   /// Keys that row g + 8 h of this thread sees.
   __device__ __forceinline__ layout::KeyRange live_keys(const Item& item, int h) const {
-    return schedule_shape(p, c, item.seqlen_k).live_keys(item.position_of(row + 8 * h));
+    return schedule_shape(p, c.block, item.seqlen_k).live_keys(item.position_of(row + 8 * h));
   }
 
   /// Scores of a plain step in log2 units, dead ones -inf. Most plain steps of a sink or a local
@@ -82,7 +82,7 @@ struct RowBlock : Softmax<c> {
 
   /// True when no row of this warpgroup sees a key of the step.
   __device__ __forceinline__ bool is_dead(const Item& item, StepKeys key) const {
-    const layout::ScheduleShape shape = schedule_shape(p, c, item.seqlen_k);
+    const layout::ScheduleShape shape = schedule_shape(p, c.block, item.seqlen_k);
     const int lowest = item.position_of(64 * warpgroup);
     return key.first >= shape.live_keys(lowest + 63).end ||
            key.first + c.tile <= shape.live_keys(lowest).begin;
@@ -145,6 +145,15 @@ struct RowBlock : Softmax<c> {
     }
   }
 
+  /// A pruned step becomes the next operand. The values before it have been multiplied.
+  __device__ __forceinline__ void take(Probabilities<c>& prob, layout::WordPair words,
+                                       std::uint32_t received, const float (&x)[kKept],
+                                       const float (&sum)[2]) {
+    this->finish_metadata(prob.metadata, words, received);
+    this->pack(prob.packed, x);
+    for (int h = 0; h < 2; ++h) l[h] += sum[h];
+  }
+
   /// Scores in S to probabilities in x with a new reference. Nothing may be in flight.
   __device__ __forceinline__ void restart(float (&x)[kKept], const Score (&s)[kScores],
                                           const float (&f)[2], float (&sum)[2]) {
@@ -173,9 +182,7 @@ struct RowBlock : Softmax<c> {
     restart(x, s, f, sum);
 #pragma unroll 1
     for (int step = 1; step < steps; ++step) {
-      this->finish_metadata(prob.metadata, words, received);
-      this->pack(prob.packed, x);
-      for (int h = 0; h < 2; ++h) l[h] += sum[h];
+      take(prob, words, received, x, sum);
       this->wait_key();
       this->await_turn();
       this->issue_pruned_scores(s);
@@ -197,9 +204,7 @@ struct RowBlock : Softmax<c> {
       ptx::wgmma_wait<0>();
       this->release_value();
     }
-    this->finish_metadata(prob.metadata, words, received);
-    this->pack(prob.packed, x);
-    for (int h = 0; h < 2; ++h) l[h] += sum[h];
+    take(prob, words, received, x, sum);
     this->wait_value();
     this->issue_values(prob);
     ptx::wgmma_wait<0>();
@@ -284,9 +289,7 @@ struct RowBlock : Softmax<c> {
         this->release_value();
         continue;
       }
-      this->finish_metadata(prob.metadata, words, received);
-      this->pack(prob.packed, x);
-      for (int h = 0; h < 2; ++h) l[h] += sum[h];
+      take(prob, words, received, x, sum);
     }
     if (pending) {
       this->wait_value();

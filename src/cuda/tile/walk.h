@@ -8,8 +8,8 @@
 #include <climits>
 #include <cstdint>
 
+#include "cuda/call_params.h"
 #include "layout/schedule.h"
-#include "twofour/sparsity.h"
 
 namespace twofour::cuda {
 
@@ -21,8 +21,7 @@ using std::min;
 /// Heads that are worked on together, so that their K and V stay in the L2 cache.
 inline constexpr int kHeadsTogether = 4;
 
-template <class Params>
-__host__ __device__ inline layout::ScheduleShape schedule_shape(const Params& p, int block,
+__host__ __device__ inline layout::ScheduleShape schedule_shape(const CallParams& p, int block,
                                                                 int seqlen_k) {
   layout::ScheduleShape shape;
   shape.seqlen_k = seqlen_k;
@@ -102,8 +101,7 @@ struct Place {
 };
 
 /// Row tiles of `rows` positions in the whole call, of one head. Packed: p.row_blocks counts them.
-template <class Params>
-__device__ inline int total_row_tiles(const Params& p, int rows) {
+__device__ inline int total_row_tiles(const CallParams& p, int rows) {
   if (p.packed) return p.row_blocks[p.batch];
   const int first =
       static_cast<int>(layout::first_position(p.causal, p.align, p.seqlen_q, p.seqlen_k));
@@ -114,8 +112,7 @@ __device__ inline int total_row_tiles(const Params& p, int rows) {
 }
 
 /// Of row tile `rank` among all of the call.
-template <class Params>
-__device__ inline Place place_of(const Params& p, int rank, int rows) {
+__device__ inline Place place_of(const CallParams& p, int rank, int rows) {
   Place at{};
   if (p.packed) {
     int low = 0, high = p.batch;  // the last sequence that starts at or before `rank`
@@ -149,8 +146,7 @@ struct Turn {
   int head;
   int rank;  // of the row tile
 };
-template <class Params>
-__device__ inline Turn turn_of(const Params& p, int index, int row_tiles) {
+__device__ inline Turn turn_of(const CallParams& p, int index, int row_tiles) {
   const int per_group = row_tiles * kHeadsTogether;
   const int head_group = index / per_group;
   const int in_group = index - head_group * per_group;
@@ -158,11 +154,55 @@ __device__ inline Turn turn_of(const Params& p, int index, int row_tiles) {
   return {head_group * kHeadsTogether + in_group % heads, row_tiles - 1 - in_group / heads};
 }
 
-/// Keys of a step: the first half of the step's keys starts at `first`, the other at `second`.
+/// A sequence of the call and a head: what the work on any of its row tiles needs to know.
+struct Task {
+  int b, head, kv_head;
+  int seqlen_q, seqlen_k;
+  int first_row_q;             // of the sequence in packed memory, else 0
+  int key_row, key_batch;      // where its keys start; codes of int8 are numbered through the call
+  int value_row, value_batch;  // and its values
+  int trace_row;               // first row of the sequence in the numbering of Decisions
+  int position;                // of row 0 of the sequence
+  int first_key_block;         // of the sequence among all, for the scales of int8
+};
+template <class Config>
+__device__ inline Task task_of(const CallParams& p, const Config& c, int head, const Place& at) {
+  Task task;
+  task.b = at.b;
+  task.head = head;
+  task.kv_head = head / p.group;
+  task.seqlen_q = at.seqlen_q;
+  task.seqlen_k = at.seqlen_k;
+  task.first_row_q = at.first_row_q;
+  task.key_row = task.value_row = at.first_row_k;
+  task.key_batch = task.value_batch = p.packed ? 0 : at.b;
+  if (c.qk == QKProduct::kInt8 && !p.packed) {
+    task.key_row = at.b * p.seqlen_k;
+    task.key_batch = 0;
+  }
+  task.trace_row = p.packed ? at.first_row_q : at.b * p.seqlen_q;
+  task.position = at.position;
+  task.first_key_block = p.packed ? p.key_blocks[at.b]
+                                  : at.b * static_cast<int>(layout::ceil_div(at.seqlen_k, c.block));
+  return task;
+}
+
+/// Keys of step `half` of a block: the first half of them starts at `first`, the other at `second`.
 /// Plain steps are contiguous; fast steps are half-blocks, or the block when the step is.
 struct StepKeys {
   int first;
   int second;
 };
+template <class Config>
+__host__ __device__ __forceinline__ StepKeys plain_step(const Config& c, int block, int half) {
+  const int first = block * c.block + half * c.tile;
+  return {first, first + c.tile / 2};
+}
+template <class Config>
+__host__ __device__ __forceinline__ StepKeys fast_step(const Config& c, int block, int half) {
+  if (c.score == ScorePattern::kNone) return plain_step(c, block, half);
+  const int first = block * c.block + half * (c.tile / 2);
+  return {first, first + c.block / 2};
+}
 
 }  // namespace twofour::cuda
