@@ -1,7 +1,7 @@
 # CUDA: whether kernels for NVIDIA GPUs are built, and how. Sets TWOFOUR_WITH_CUDA.
 #
-# One object library per set of architectures, since architectures belong to a target. Every file is
-# found by its folder, so that a new kernel needs no list to be edited.
+# One object library per set of architectures, since architectures belong to a target, and for each
+# part of a kernel family.
 # TWOFOUR_CUDA_OBJECTS: the object files of the device code, as generator expressions.
 set(TWOFOUR_CUDA "AUTO" CACHE STRING "CUDA kernels: AUTO (when nvcc 12.5 or newer is found), ON or OFF")
 set_property(CACHE TWOFOUR_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -61,14 +61,9 @@ if(NOT "cuda_std_20" IN_LIST CMAKE_CUDA_COMPILE_FEATURES)  # CMake 3.25 does not
 endif()
 find_package(CUDAToolkit 12.5 REQUIRED QUIET)  # it would tell of libraries nobody needs
 
-# twofour_cuda_objects(NAME ARCHITECTURES FOLDER...): the .cu files of the folders, part of twofour.
+# twofour_cuda_objects(NAME ARCHITECTURES SOURCE...): an object library, part of twofour.
 function(twofour_cuda_objects name architectures)
-  list(TRANSFORM ARGN APPEND "/*.cu")
-  file(GLOB sources CONFIGURE_DEPENDS ${ARGN})
-  if(NOT sources)
-    return()
-  endif()
-  add_library(${name} OBJECT ${sources})
+  add_library(${name} OBJECT ${ARGN})
   set_target_properties(${name} PROPERTIES
     CUDA_ARCHITECTURES "${architectures}"
     CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
@@ -83,12 +78,22 @@ function(twofour_cuda_objects name architectures)
   set(TWOFOUR_CUDA_OBJECTS ${TWOFOUR_CUDA_OBJECTS} $<TARGET_OBJECTS:${name}> PARENT_SCOPE)
 endfunction()
 
-twofour_cuda_objects(twofour_cuda "80-real;86-real;89-real;90-real;80-virtual"
-                     src/cuda src/cuda/prepare)
+# twofour_cuda_parts(NAME ARCHITECTURES PARTS SOURCE): one file compiled once for each part of it.
+function(twofour_cuda_parts name architectures parts source)
+  math(EXPR last "${parts} - 1")
+  foreach(part RANGE ${last})
+    twofour_cuda_objects(${name}_${part} "${architectures}" ${source})
+    target_compile_definitions(${name}_${part} PRIVATE TWOFOUR_PART=${part} TWOFOUR_PARTS=${parts})
+  endforeach()
+  set(TWOFOUR_CUDA_OBJECTS ${TWOFOUR_CUDA_OBJECTS} PARENT_SCOPE)
+endfunction()
+
+file(GLOB cuda_sources CONFIGURE_DEPENDS src/cuda/*.cu src/cuda/prepare/*.cu)
+twofour_cuda_objects(twofour_cuda "80-real;86-real;89-real;90-real;80-virtual" ${cuda_sources})
 # Code for 8.0 runs on 8.6 and 8.9 as it is; everything newer than 9.0 compiles it from PTX.
-twofour_cuda_objects(twofour_cuda_sm80 "80-real;90-real;80-virtual" src/cuda/sm80)
+twofour_cuda_parts(twofour_cuda_sm80 "80-real;90-real;80-virtual" 24 src/cuda/sm80/attention.cu)
 # wgmma and TMA in this form exist on Hopper alone: code for 9.0a runs on nothing newer.
-twofour_cuda_objects(twofour_cuda_sm90 "90a-real" src/cuda/sm90)
+twofour_cuda_parts(twofour_cuda_sm90 "90a-real" 16 src/cuda/sm90/attention.cu)
 
 file(GLOB_RECURSE cuda_host_sources CONFIGURE_DEPENDS src/cuda/*.cc)
 list(FILTER cuda_host_sources EXCLUDE REGEX "/src/cuda/absent/")

@@ -21,27 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from cuda_faults import FAULTS, Edit, Fault
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-UNIT = "src/cuda/sm90/attention_fp16_d128.cu"  # whose flags and function the library takes
-# What the program needs of the other kernel files: their names, for rows that no case reaches.
-OTHERS = [
-    f"compiled_{dtype}_d{dim}{trace}"
-    for dtype in ("fp16", "bf16")
-    for dim in (64, 128)
-    for trace in ("", "_trace")
-    if (dtype, dim) != ("fp16", 128)
-]
-# The row of a mode, as a condition on its Config.
-ROWS = {
-    "dual": "c.qk == QKProduct::kNm24 && !c.refine && !c.drop",
-    "refined": "c.qk == QKProduct::kNm24 && c.refine && !c.drop",
-    "int8": "c.qk == QKProduct::kInt8 && !c.drop",
-}
+UNIT = "src/cuda/sm90/attention.cu"  # whose flags a library takes
+ROW_COUNT = 64
+ROWS_OF_LIBRARY = 8  # the first ones: fp16, head_dim 128
+ROWS = {"dual": 3, "refined": 4, "int8": 2}  # the row of a mode
 # Several items a multiprocessor, long rings, every kind of block, values no row may see. The text
 # after `mode=` and the shape.
 STRESS = """\
@@ -76,16 +66,28 @@ def edited(edits: tuple[Edit, ...], root: Path = ROOT) -> dict[str, str]:
     return texts
 
 
+def stubs(rows: Iterable[int]) -> str:
+    """C++: rows that no case reaches."""
+    return "\n".join(
+        f"template <> Compiled compiled_row<{row}>() {{ return {{}}; }}" for row in rows
+    )
+
+
 def source_of(mode: str) -> str:
+    row = ROWS[mode]
     return f"""\
-#include "cuda/sm90/instantiate.cuh"
+#include "cuda/sm90/attention.cuh"
+#include "cuda/sm90/kernels.h"
 namespace twofour::cuda::sm90 {{
-namespace {{
-constexpr bool chosen(const Config& c) {{
-  return c.dtype == DType::kF16 && c.head_dim == 128 && !c.trace && {ROWS[mode]};
+static_assert(kRowCount == {ROW_COUNT} && kRows[{row}].dtype == DType::kF16);
+static_assert(kRows[{row}].head_dim == 128 && !kRows[{row}].drop && !kRows[{row}].trace);
+static_assert(kRows[{row}].refine == {str(mode == "refined").lower()});
+static_assert(kRows[{row}].qk == QKProduct::{"kInt8" if mode == "int8" else "kNm24"});
+template <> Compiled compiled_row<{row}>() {{
+  const auto* kernel = reinterpret_cast<const void*>(&attention_kernel<{row}>);
+  return {{kernel, Shared<kRows[{row}]>::kAllocated}};
 }}
-}}  // namespace
-Compiled compiled_fp16_d128(int row) {{ return compiled_row<chosen>(row); }}
+{stubs(i for i in range(ROWS_OF_LIBRARY) if i != row)}
 }}  // namespace twofour::cuda::sm90
 """
 
@@ -164,10 +166,10 @@ def build_program(build: Path, toolkit: Path, out: Path) -> None:
     if library.stat().st_mtime < headers:
         print(f"note: {library} is older than a header of src/cuda; the control tells", flush=True)
     stub = out / "work" / "others.cc"
-    names = "\n".join(f"Compiled {name}(int) {{ return {{}}; }}" for name in OTHERS)
+    others = stubs(range(ROWS_OF_LIBRARY, ROW_COUNT))
     stub.write_text(
         '#include "cuda/sm90/kernels.h"\n'
-        f"namespace twofour::cuda::sm90 {{\n{names}\n}}  // namespace twofour::cuda::sm90\n"
+        f"namespace twofour::cuda::sm90 {{\n{others}\n}}  // namespace twofour::cuda::sm90\n"
     )
     include = [f"-I{ROOT}/include", f"-I{ROOT}/src", f"-I{toolkit}/include"]
     runtime = toolkit / "lib64" / "libcudart.so"

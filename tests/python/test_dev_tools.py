@@ -166,19 +166,28 @@ def ptxas_said(row: int, spills: int, code: str = "C7519") -> str:
     ],
 )
 def test_ptxas(tree, monkeypatch, said, expected):
-    name = write(tree, "src/cuda/sm90/a.cu", "")
+    monkeypatch.setattr(check, "nvcc_for_hopper", lambda: ["nvcc"])
+    monkeypatch.setattr(check, "mma_rows_of", lambda root: [])
     write(tree, "src/cuda/variants.h", VARIANTS)
     write(tree, "src/cuda/sm90/config.h", CONFIG)
-    nvcc = tree / "bin/nvcc"
-    write(tree, "bin/nvcc", f'#!/bin/sh\ncat <<"END" >&2\n{said}END\n')
-    nvcc.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{nvcc.parent}:{os.environ['PATH']}")
-    found = list(check.ptxas())
+    commands = []
+    for part, text in enumerate((said, "".join(ptxas_said(row, 0) for row in range(16)))):
+        command = f"nvcc -DTWOFOUR_PART={part} -o {part}.o"
+        source = str(tree / "src/cuda/sm90/a.cu")
+        commands.append({"directory": str(tree), "file": source, "command": command})
+        write(tree, f"{part}.o.ptxas", text)
+    write(tree, "build/release/compile_commands.json", json.dumps(commands))
+    *found, absent = check.ptxas()
+    assert absent.startswith("src/cuda/sm80/config.h:1: expected the variants")
     if expected is None:
         assert found == []
     else:
         (finding,) = found
-        assert finding.startswith(f"{name}:1: {expected}")
+        assert finding.startswith(f"src/cuda/sm90/a.cu:1: part 0 {expected}")
+    (tree / "1.o.ptxas").unlink()
+    assert any(
+        f"ptxas reported {int(len(said) > 0)} of 16 kernels" in line for line in check.ptxas()
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,10 +206,12 @@ def test_ptxas_budgets_of_mma_rows():
     assert str(rows[19]) == "attention_kernel<19> (d64 nm24 pair, timed)"
     assert rows[19].max_spill_bytes == rows[43].max_spill_bytes
     said = ptxas_said(19, rows[19].max_spill_bytes + 1).replace("sm90", "sm80")
-    (finding,) = check.ptxas_findings("a.cu", said, rows)
+    (finding,) = check.ptxas_findings("a.cu:1:", said, rows, "sm_90a")
     assert finding.startswith("a.cu:1: attention_kernel<19> (d64 nm24 pair, timed): ")
     said = ptxas_said(19, rows[19].max_spill_bytes).replace("sm90", "sm80")
-    assert list(check.ptxas_findings("a.cu", said, rows)) == []
+    assert list(check.ptxas_findings("a.cu:1:", said, rows, "sm_90a")) == []
+    (finding,) = check.ptxas_findings("a.cu:1:", said, rows, "sm_80")
+    assert finding == "a.cu:1: ptxas reported no kernel for sm_80"
 
 
 def test_shell(tree):
@@ -228,6 +239,20 @@ def test_compile_cost(tree, record, expected):
         write(tree, "a.o.cost", json.dumps(record))
     found = "".join(check.cost())
     assert expected in found if expected else not found
+
+
+def test_compile_launcher_keeps_what_ptxas_says(tmp_path):
+    nvcc = tmp_path / "nvcc"
+    said = ptxas_said(0, 4) + "a.cu(1): warning #177-D\n"
+    nvcc.write_text(f'#!/bin/sh\necho "$@"\ncat <<"END" >&2\n{said}END\nexit 3\n')
+    nvcc.chmod(0o755)
+    launcher = [sys.executable, ROOT / "tools/dev/compile_cost.py"]
+    command = [*launcher, nvcc, "-c", "a.cu", "-o", tmp_path / "a.o"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 3
+    assert result.stdout.strip().endswith("-Xptxas=-v")
+    assert result.stderr == "a.cu(1): warning #177-D\n"
+    assert (tmp_path / "a.o.ptxas").read_text() == ptxas_said(0, 4)
 
 
 def test_compile_launcher_records_the_cost(tmp_path):

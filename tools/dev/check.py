@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from docs_checks import environment_findings, link_findings, path_findings, semantics_findings
-from ptxas_checks import Row, known_notes, mma_rows_of, ptxas_findings, rows_of
+from ptxas_checks import known_notes, mma_rows_of, ptxas_findings, rows_named, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "release"
@@ -203,54 +203,55 @@ def compile_commands(build: Path) -> list[dict[str, str]]:
     return json.loads(path.read_text()) if path.exists() else []
 
 
+def records(build: Path, ending: str) -> Iterator[tuple[str, str | None]]:
+    """Of each compile command the source and what the launcher recorded beside its object."""
+    for command in compile_commands(build):
+        words = shlex.split(command["command"])
+        path = Path(command["directory"], words[words.index("-o") + 1] + ending)
+        part = next((f" part {w.partition('=')[2]}" for w in words if "TWOFOUR_PART=" in w), "")
+        name = os.path.relpath(command["file"], ROOT) + f":1:{part}"
+        yield name, path.read_text() if path.exists() else None
+
+
 @check
 def cost() -> Iterator[str]:
     """A translation unit takes at most 30 s of processor time and 2 GiB to compile."""
-    builds = {build: compile_commands(build) for build in (BUILD, PACKAGE_BUILD)}
-    for build, commands in builds.items():
-        if not commands:
+    for build in (BUILD, PACKAGE_BUILD):
+        if not compile_commands(build):
             yield f"{os.path.relpath(build, ROOT)}:1: not built; run ./dev build"
-    for command in [command for commands in builds.values() for command in commands]:
-        name = os.path.relpath(command["file"], ROOT)
-        words = shlex.split(command["command"])
-        path = Path(command["directory"], words[words.index("-o") + 1] + ".cost")
-        if not path.exists():
-            yield f"{name}:1: no compile cost recorded; run ./dev build"
-            continue
-        measured = json.loads(path.read_text())
-        if measured["seconds"] > MAX_COMPILE_SECONDS or measured["mib"] > MAX_COMPILE_MIB:
-            yield (
-                f"{name}:1: {measured['seconds']} s and {measured['mib']} MiB to compile, "
-                f"at most {MAX_COMPILE_SECONDS:.0f} s and {MAX_COMPILE_MIB} MiB"
-            )
+        for name, record in records(build, ".cost"):
+            if record is None:
+                yield f"{name} no compile cost recorded; run ./dev build"
+                continue
+            measured = json.loads(record)
+            if measured["seconds"] > MAX_COMPILE_SECONDS or measured["mib"] > MAX_COMPILE_MIB:
+                yield (
+                    f"{name} {measured['seconds']} s and {measured['mib']} MiB to compile, "
+                    f"at most {MAX_COMPILE_SECONDS:.0f} s and {MAX_COMPILE_MIB} MiB"
+                )
 
 
 @check
 def ptxas() -> Iterator[str]:
     """ptxas serialises no product of the Hopper kernels; all spill within budget, where nvcc is."""
-    nvcc = nvcc_for_hopper()
-    if not nvcc:
+    if not nvcc_for_hopper():
         return
     for folder, arch, find in (("sm90", "sm_90a", rows_of), ("sm80", "sm_90", mma_rows_of)):
-        names = [name for name in files(".cu") if name.startswith(f"src/cuda/{folder}/")]
-        if not names:
-            continue
         rows = find(ROOT)
         if not rows:
             yield f"src/cuda/{folder}/config.h:1: expected the variants that ptxas_checks.py lists"
             continue
-
-        def one(name: str, arch: str = arch, rows: list[Row] = rows) -> list[str]:
-            options = ["-O3", f"-arch={arch}", "-Xptxas", "-v", "-cubin"]
-            result = run(*nvcc, *options, name, "-o", os.devnull)
-            if result.returncode:
-                return tool_findings(result, name)[:1]
-            output = result.stdout + result.stderr
-            for note in known_notes(output, rows):
-                print(f"  {name}: known: {note}")
-            return list(ptxas_findings(name, output, rows))
-
-        yield from in_parallel(one, names, jobs=2)
+        parts = [r for r in records(BUILD, ".ptxas") if r[0].startswith(f"src/cuda/{folder}/")]
+        kernels = [row for _, said in parts for row in rows_named(said or "", arch)]
+        if missing := set(range(len(rows))) - set(kernels):
+            yield (
+                f"src/cuda/{folder}/config.h:1: ptxas reported {len(set(kernels))} of {len(rows)} "
+                f"kernels, not {rows[min(missing)]}; run ./dev build"
+            )
+        for name, said in parts:
+            for note in known_notes(said or "", rows):
+                print(f"  {name} known: {note}")
+            yield from ptxas_findings(name, said or "", rows, arch)
 
 
 @check

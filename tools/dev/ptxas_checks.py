@@ -92,11 +92,14 @@ def mma_rows_of(root: Path) -> list[Row]:
     return rows
 
 
-def ptxas_findings(name: str, output: str, rows: list[Row]) -> Iterator[str]:
-    """Of one translation unit `name` and what nvcc -Xptxas -v printed."""
+def ptxas_findings(name: str, output: str, rows: list[Row], arch: str) -> Iterator[str]:
+    """Of one translation unit `name` and what nvcc -Xptxas -v printed of it for `arch`."""
     row = None
     seen = 0
+    ours = False
     for line in output.splitlines():
+        if entry := re.search(r"Compiling entry function .* for '(\w+)'", line):
+            ours = entry[1] == arch
         if kernel := re.search(r"attention_kernelILi(\d+)E", line):
             number = int(kernel[1])
             row = rows[number] if number < len(rows) else Row(number, "unknown", "timed")
@@ -106,14 +109,21 @@ def ptxas_findings(name: str, output: str, rows: list[Row]) -> Iterator[str]:
             known = row is not None and "drop" in row.variant
             if code[1] in SERIALISED or (code[1] == CONDITIONAL and not known):
                 what = line.partition(f"({code[1]})")[2].strip()
-                yield f"{name}:1: {row or 'some kernel'}: {code[1]}: {what}"
-        if spills := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
+                yield f"{name} {row or 'some kernel'}: {code[1]}: {what}"
+        spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)
+        if spills and ours:
             seen += 1
             spilled = int(spills[1]) + int(spills[2])
             if row is not None and spilled > row.max_spill_bytes:
-                yield (f"{name}:1: {row}: {spilled} bytes of spills, at most {row.max_spill_bytes}")
+                yield (f"{name} {row}: {spilled} bytes of spills, at most {row.max_spill_bytes}")
     if seen == 0:
-        yield f"{name}:1: ptxas reported no kernel"
+        yield f"{name} ptxas reported no kernel for {arch}"
+
+
+def rows_named(output: str, arch: str) -> list[int]:
+    """Numbers of the kernels that nvcc -Xptxas -v compiled for `arch`."""
+    found = re.findall(rf"entry function '\w*attention_kernelILi(\d+)E\w*' for '{arch}'", output)
+    return [int(number) for number in found]
 
 
 def known_notes(output: str, rows: list[Row]) -> list[str]:

@@ -1,33 +1,28 @@
 // The compiled kernels by row number, and what a launch of each needs.
 #pragma once
 
+#include <utility>
+
 #include "cuda/sm80/config.h"
 
 namespace twofour::cuda::sm80 {
 
 struct Compiled {
-  const void* kernel = nullptr;  // attention_kernel<row>; null: the row is in another file
+  const void* kernel = nullptr;  // attention_kernel<row>
   int fixed_bytes = 0;           // of shared memory
   int stage_bytes = 0;
 };
 
-// A file each, so that they compile side by side.
-Compiled compiled_fp16_d64(int row);
-Compiled compiled_fp16_d96(int row);
-Compiled compiled_fp16_d128(int row);
-Compiled compiled_bf16_d64(int row);
-Compiled compiled_bf16_d96(int row);
-Compiled compiled_bf16_d128(int row);
-Compiled compiled_fp16_trace(int row);
-Compiled compiled_bf16_trace(int row);
+template <int kRow>
+Compiled compiled_row();  // attention.cu
 
+template <int... kRow>
+Compiled compiled_row(std::integer_sequence<int, kRow...>, int row) {
+  static constexpr Compiled (*kAll[])() = {&compiled_row<kRow>...};
+  return kAll[row]();
+}
 inline Compiled compiled(int row) {
-  const Config& c = kRows[row];
-  const bool fp16 = c.dtype == DType::kF16;
-  if (c.trace) return fp16 ? compiled_fp16_trace(row) : compiled_bf16_trace(row);
-  if (c.head_dim == 64) return fp16 ? compiled_fp16_d64(row) : compiled_bf16_d64(row);
-  if (c.head_dim == 96) return fp16 ? compiled_fp16_d96(row) : compiled_bf16_d96(row);
-  return fp16 ? compiled_fp16_d128(row) : compiled_bf16_d128(row);
+  return compiled_row(std::make_integer_sequence<int, kRowCount>(), row);
 }
 
 }  // namespace twofour::cuda::sm80

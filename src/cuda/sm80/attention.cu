@@ -1,0 +1,22 @@
+// Compiles a part of the rows. cmake/cuda.cmake builds this file once for each part, TWOFOUR_PART of
+// TWOFOUR_PARTS, so that they compile side by side.
+#include "cuda/sm80/attention.cuh"
+#include "cuda/sm80/kernels.h"
+
+namespace twofour::cuda::sm80 {
+
+template <int kRow>
+Compiled compiled_row() {
+  using S = Shared<kRows[kRow]>;
+  return {reinterpret_cast<const void*>(&attention_kernel<kRow>), S::allocated(0), S::kStageBytes};
+}
+
+inline constexpr int kPart = kRowCount / TWOFOUR_PARTS;
+inline constexpr int kFirst = kPart * TWOFOUR_PART;
+static_assert(kPart == 4 && kRowCount % TWOFOUR_PARTS == 0, "cmake/cuda.cmake has other parts");
+template Compiled compiled_row<kFirst>();
+template Compiled compiled_row<kFirst + 1>();
+template Compiled compiled_row<kFirst + 2>();
+template Compiled compiled_row<kFirst + 3>();
+
+}  // namespace twofour::cuda::sm80
