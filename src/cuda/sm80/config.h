@@ -30,6 +30,8 @@ struct Config {
   constexpr int rows() const { return 16 * row_tiles * warps; }
   constexpr int threads() const { return 32 * warps; }
   constexpr int warps_of_unit() const { return 4 / row_tiles; }
+
+  friend constexpr bool operator==(const Config&, const Config&) = default;
 };
 
 constexpr bool is_int8(const Config& c) { return c.qk == QKProduct::kInt8; }
