@@ -19,6 +19,12 @@ struct WeightFormat {
   double floor = 0;     // absolute, of one weight beside the row's largest of 1
 };
 
+/// Weights rounded once to the dtype of V, as on CUDA; their scale is at most twice the largest.
+constexpr WeightFormat weights_in(DType dtype) {
+  const bool fp16 = dtype == DType::kF16;
+  return {fp16 ? 0x1p-11 : 0x1p-8, fp16 ? 0x1p-24 : 0};
+}
+
 struct Options {
   /// int8: the keys to use instead of args.prepared_k; null for both computes them.
   const PreparedK* prepared = nullptr;

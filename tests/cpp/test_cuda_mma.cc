@@ -13,15 +13,15 @@
 #include <vector>
 
 #include "core/half.h"
-#include "support/host_warp.h"
-// After host_warp.h, which it needs.
+#include "support/host_cta.h"
+// After host_cta.h, which it needs.
 #include "cuda/sm80/softmax.h"
 #include "support/random.h"
 
 namespace twofour::cuda::sm80 {
 namespace {
 
-using test::HostWarp;
+using test::HostCta;
 using test::Random;
 
 constexpr int kWarp = 5;
@@ -44,7 +44,7 @@ struct Step {
   // A power of two, so that exponents are exact too; the scores of int8 are larger.
   static constexpr float kFactor = is_int8(c) ? 0x1p-9f : 0.25f;
 
-  HostWarp warp{kWarp, static_cast<std::size_t>(S::allocated(1))};
+  std::vector<std::byte> memory = std::vector<std::byte>(S::allocated(1));
   std::vector<std::uint16_t> query = std::vector<std::uint16_t>(c.rows() * c.head_dim);
   std::vector<float> q, k, v, weights, mean = std::vector<float>(128);
   Params params{};
@@ -95,7 +95,7 @@ struct Step {
   }
   template <class T>
   void put(std::uint32_t at, T value) {
-    std::memcpy(warp.memory.data() + at, &value, sizeof value);
+    std::memcpy(memory.data() + at, &value, sizeof value);
   }
 
   /// Score of a query row of the warp and a tile row, raw.
@@ -115,7 +115,9 @@ struct Step {
   /// O of the warp's rows once `body` has run on every lane.
   template <class Body>
   void run(Body body) {
-    warp.run([&](int lane) {
+    HostCta warp(1, memory, kWarp);
+    warp.run([&] {
+      const int lane = warp.lane();
       Softmax<c> w(params, 0);
       load_query<c>(params, item, 0, kWarp, lane);
       // Lanes run one after the other: each waits here for what the others store.

@@ -231,7 +231,7 @@ class CaseCheck {
     ref::Options options;
     options.prepared = prepared_ ? &*prepared_ : nullptr;
     options.replay = replay;
-    if (on_cuda()) options.weights = weights_on_cuda(problem.dtype);
+    if (on_cuda()) options.weights = ref::weights_in(problem.dtype);
     return ref::attention(problem, memory_->args, options);
   }
 

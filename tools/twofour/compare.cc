@@ -42,12 +42,6 @@ double share(double got, double expected, double bound, const Format& format) {
 
 }  // namespace
 
-ref::WeightFormat weights_on_cuda(DType dtype) {
-  // A weight is rounded once; its scale is at most twice the row's largest.
-  const bool fp16 = dtype == DType::kF16;
-  return {fp16 ? 0x1p-11 : 0x1p-8, fp16 ? 0x1p-24 : 0};
-}
-
 std::string compare_counts(const AttentionStats& got, const AttentionStats& expected) {
   const auto text = [](const AttentionStats& s) {
     return fmt::format("{} units, {} refined, {} dropped, {} of {} pairs in pruned blocks", s.units,

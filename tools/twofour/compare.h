@@ -13,9 +13,6 @@ struct Comparison {
   std::string where;  // empty, or the first element outside, in words
 };
 
-/// How kernels on CUDA hold weights: in the dtype of V.
-ref::WeightFormat weights_on_cuda(DType dtype);
-
 /// "" when the counts are the same.
 std::string compare_counts(const AttentionStats& got, const AttentionStats& expected);
 

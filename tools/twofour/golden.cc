@@ -201,7 +201,7 @@ std::string disagreement(const Entry& e, double* worst) {
   ref::Options options;
   options.prepared = prepared ? &*prepared : nullptr;
   options.replay = &decisions;
-  if (e.kernel.find(".cpu.") == std::string::npos) options.weights = weights_on_cuda(problem.dtype);
+  if (e.kernel.find(".cpu.") == std::string::npos) options.weights = ref::weights_in(problem.dtype);
   const Result<ref::Output> expected = ref::attention(problem, memory->args, options);
   if (!expected.ok()) return expected.status().message();
   memory->o.bytes = e.o.bytes;

@@ -1,5 +1,5 @@
-// Compiles a part of the rows. cmake/cuda.cmake builds this file once for each part, TWOFOUR_PART of
-// TWOFOUR_PARTS, so that they compile side by side.
+// Compiles a part of the rows. cmake/cuda.cmake builds this file once for each part, TWOFOUR_PART
+// of TWOFOUR_PARTS, so that they compile side by side.
 #include "cuda/sm80/attention.cuh"
 #include "cuda/sm80/kernels.h"
 

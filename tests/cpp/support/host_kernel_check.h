@@ -1,0 +1,119 @@
+// Rows of the mma.sync kernel on the host over calls of many kinds, against the reference, which
+// replays the decisions that the debugging row writes. Warps run in an order that differs from call
+// to call and copies arrive late, so that a missing wait shows.
+#pragma once
+
+#include "host_kernel.h"
+
+namespace twofour::test {
+
+using namespace cuda::sm80;
+
+/// The row of variant `variant` of kVariants.
+constexpr int row_of(DType dtype, int head_dim, int variant) {
+  for (int row = 0; row < kRowCount; row += cuda::kVariantCount)
+    if (kRows[row].dtype == dtype && kRows[row].head_dim == head_dim && !kRows[row].trace)
+      return row + variant;
+  return -1;
+}
+
+/// A row and its debugging row over calls of many kinds.
+template <int kRow>
+class Checked {
+  static constexpr Config config = kRows[kRow];
+  static constexpr int kTraced = kRow + kRowCount / 2;
+  static_assert(!config.trace && kRows[kTraced].trace &&
+                kRows[kTraced].head_dim == config.head_dim);
+
+ public:
+  AttentionProblem problem(std::int64_t m, std::int64_t n, int heads_q = 1, int heads_kv = 1) {
+    AttentionProblem p;
+    p.dtype = config.dtype;
+    p.seqlen_q = m;
+    p.seqlen_k = n;
+    p.heads_q = heads_q;
+    p.heads_kv = heads_kv;
+    p.head_dim = p.head_dim_v = config.head_dim;
+    p.sparsity = {config.qk, config.score, config.block, 1, 1, {}, {}};
+    if (p.sparsity.is_dense()) p.sparsity = Sparsity{};
+    if (config.refine) p.sparsity.refine = 1.0f;
+    if (config.drop) p.sparsity.drop = config.refine ? 8.0f : 4.0f;
+    p.sparsity.block = config.block;
+    return p;
+  }
+
+  void check(AttentionCase c, Fill fill) {
+    if (testing::Test::HasFailure()) return;
+    SCOPED_TRACE(std::string(to_string(fill)) + " M" + std::to_string(c.problem.seqlen_q) + " N" +
+                 std::to_string(c.problem.seqlen_k));
+    fill_case(c, fill, ++seed_);
+    for (std::int64_t j = 0; j < c.k.shape()[1] && config.decides(); ++j) {
+      // Key blocks of rising and falling strength, so that every kind of decision occurs.
+      const double strength[] = {2.5, 0.02, 1};
+      for (std::int64_t b = 0; b < c.k.shape()[0]; ++b)
+        for (std::int64_t h = 0; h < c.k.shape()[2]; ++h)
+          for (std::int64_t d = 0; d < c.k.shape()[3]; ++d)
+            c.k.set(b, j, h, d, strength[j / config.block % 3] * c.k.get(b, j, h, d));
+    }
+    PreparedK prepared;
+    if (is_int8(config)) {
+      Result<PreparedK> made = ref::prepare_k(c.problem, c.args());
+      ASSERT_TRUE(made.ok()) << made.status().message();
+      prepared = *std::move(made);
+      c.prepared = &prepared;
+    }
+    const KernelOutput plain = run_on_host<kRow>(c, &prepared, 2 + seed_ % 3, seed_);
+    const KernelOutput traced = run_on_host<kTraced>(c, &prepared, 2 + (seed_ + 1) % 3, ~seed_);
+    EXPECT_TRUE(plain.o.bytes() == traced.o.bytes()) << "tracing changed the output";
+    ref::Options options;
+    options.replay = &traced.decisions;
+    options.weights = ref::weights_in(config.dtype);
+    const Result<ref::Output> expected = ref::attention(c.problem, c.args(), options);
+    ASSERT_TRUE(expected.ok()) << expected.status().message();
+    for (const KernelOutput* out : {&plain, &traced}) {
+      EXPECT_EQ(out->stats.units, expected->stats.units);
+      EXPECT_EQ(out->stats.refined, expected->stats.refined);
+      EXPECT_EQ(out->stats.dropped, expected->stats.dropped);
+      EXPECT_EQ(out->stats.pruned_pairs, expected->stats.pruned_pairs);
+      EXPECT_EQ(out->stats.live_pairs, expected->stats.live_pairs);
+    }
+    units_ += expected->stats.units;
+    refined_ += expected->stats.refined;
+    dropped_ += expected->stats.dropped;
+    EXPECT_GT(compare_with_reference(c, plain, *expected).compared, 0);
+  }
+
+  void check_all() {
+    SCOPED_TRACE("row " + std::to_string(kRow));
+    check(zero_case(problem(1, 1)), Fill::kRandom);
+    check(zero_case(problem(70, 3 * config.block + 40)), Fill::kPeaky);
+    check(zero_case(problem(300, 2 * config.block + 5)), Fill::kFlat);
+    AttentionProblem causal = problem(200, 4 * config.block, 2, 1);
+    causal.causal = true;
+    check(zero_case(causal), Fill::kRandom);
+    AttentionProblem window = problem(130, 4 * config.block + 9);
+    window.window = {300, 40};
+    window.head_dim_v = 40;
+    check(zero_case(window), Fill::kHostile);
+    AttentionProblem packed = problem(0, 0);
+    packed.causal = true;
+    check(zero_packed(packed, {5, 0, 200}, {2 * config.block + 3, 7, 3 * config.block}),
+          Fill::kRandom);
+    if (testing::Test::HasFailure()) return;
+    EXPECT_EQ(units_ > 0, config.score == ScorePattern::kPair);
+    EXPECT_EQ(refined_ > 0, config.refine);
+    EXPECT_EQ(dropped_ > 0, config.drop);
+    EXPECT_TRUE(!config.decides() || refined_ + dropped_ < units_);
+  }
+
+ private:
+  std::uint64_t seed_ = 10 * kRow;
+  std::int64_t units_ = 0, refined_ = 0, dropped_ = 0;
+};
+
+template <DType kType, int kHeadDim, int... kVariant>
+void check_variants() {
+  (Checked<row_of(kType, kHeadDim, kVariant)>().check_all(), ...);
+}
+
+}  // namespace twofour::test
