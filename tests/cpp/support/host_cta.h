@@ -28,8 +28,8 @@
 
 namespace twofour::test {
 
-/// Warps take turns in an order that the seed chooses, and so does the moment at which a copy
-/// arrives. Throws what a thread throws, and when none can go on.
+/// One warp runs as far ahead as it can, until the seed chooses another; it also chooses the
+/// moments at which copies arrive. Throws what a thread throws, and when none can go on.
 class HostCta {
  public:
   static constexpr int kLanes = 32;
@@ -54,11 +54,18 @@ class HostCta {
       t.context.uc_link = &home_;
       makecontext(&t.context, &HostCta::enter, 0);
     }
+    const auto any_warp = [this] {
+      return static_cast<std::size_t>(random_.integer(0, static_cast<int>(warps_.size()) - 1));
+    };
+    const int in_a_row = random_.integer(0, 1) == 0 ? 50 : 500;  // turns of one warp, about
+    const int late = random_.integer(0, 1) == 0 ? 2 : 200;       // turns until a copy arrives
+    std::size_t favoured = any_warp();
     while (!std::ranges::all_of(threads_, &Thread::ended) && !failure_) {
+      if (random_.integer(0, in_a_row) == 0) favoured = any_warp();
       bool moved = false;
-      const std::size_t first = static_cast<std::size_t>(random_.integer(0, 1 << 20));
-      for (std::size_t i = 0; i < warps_.size(); ++i) moved |= turn((first + i) % warps_.size());
-      if (!copies_.empty() && (!moved || random_.integer(0, 3) == 0)) {
+      for (std::size_t i = 0; i < warps_.size() && !moved; ++i)
+        moved = turn((favoured + i) % warps_.size());
+      if (!copies_.empty() && (!moved || random_.integer(0, late) == 0)) {
         copies_.front()();
         copies_.pop_front();
         moved = true;
