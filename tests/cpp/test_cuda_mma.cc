@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/half.h"
-#include "support/host_cta.h"
-// After host_cta.h, which it needs.
+#include "support/host_mma.h"
+// After host_mma.h, which it needs.
 #include "cuda/sm80/softmax.h"
 #include "support/random.h"
 

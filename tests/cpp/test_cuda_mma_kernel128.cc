@@ -3,12 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "support/host_kernel_check.h"
+#include "support/host_mma_kernel.h"
 
 namespace twofour::test {
 namespace {
 
-TEST(CudaMmaKernel, Head128) { check_variants<DType::kF16, 128, 2, 3, 7>(); }
-TEST(CudaMmaKernel, Head96) { check_variants<DType::kBF16, 96, 3>(); }
+TEST(CudaMmaKernel, Head128) { check_variants<MmaKernels, DType::kF16, 128, 2, 3, 7>(); }
+TEST(CudaMmaKernel, Head96) { check_variants<MmaKernels, DType::kBF16, 96, 3>(); }
 
 }  // namespace
 }  // namespace twofour::test

@@ -3,11 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "support/host_kernel_check.h"
+#include "support/host_mma_kernel.h"
 
 namespace twofour::test {
 namespace {
 
-TEST(CudaMmaKernel, Head64) { check_variants<DType::kF16, 64, 0, 1, 2, 3>(); }
+TEST(CudaMmaKernel, Head64) { check_variants<MmaKernels, DType::kF16, 64, 0, 1, 2, 3>(); }
 
 }  // namespace
 }  // namespace twofour::test

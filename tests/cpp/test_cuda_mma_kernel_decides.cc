@@ -3,11 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "support/host_kernel_check.h"
+#include "support/host_mma_kernel.h"
 
 namespace twofour::test {
 namespace {
 
-TEST(CudaMmaKernel, UnitsThatDecide) { check_variants<DType::kF16, 64, 4, 5, 6, 7>(); }
+TEST(CudaMmaKernel, UnitsThatDecide) { check_variants<MmaKernels, DType::kF16, 64, 4, 5, 6, 7>(); }
 
 }  // namespace
 }  // namespace twofour::test

@@ -24,7 +24,6 @@
 #include "cuda/ptx/math.h"
 #include "cuda/tile/pair_prune.h"
 #include "random.h"
-#include "ref/mma_sp.h"
 
 namespace twofour::test {
 
@@ -38,22 +37,18 @@ class HostCta {
 
   /// `window` is shared memory. Threads are numbered from that of `first_warp` on.
   HostCta(int warps, std::span<std::byte> window, int first_warp = 0, std::uint64_t seed = 1)
-      : window_(window), first_warp_(first_warp), random_(seed), warps_(warps) {}
+      : window_(window),
+        first_warp_(first_warp),
+        random_(seed),
+        warps_(warps),
+        warpgroups_((warps + 3) / 4) {}
 
   /// Runs `body` on every thread.
   void run(const std::function<void()>& body) {
-    constexpr std::size_t kStack = std::size_t{1} << 20;
     current = this;
     body_ = &body;
     threads_.resize(kLanes * warps_.size());
-    for (Thread& t : threads_) {
-      t.stack = std::make_unique_for_overwrite<std::byte[]>(kStack);
-      getcontext(&t.context);
-      t.context.uc_stack.ss_sp = t.stack.get();
-      t.context.uc_stack.ss_size = kStack;
-      t.context.uc_link = &home_;
-      makecontext(&t.context, &HostCta::enter, 0);
-    }
+    for (Thread& t : threads_) make(t);
     const auto any_warp = [this] {
       return static_cast<std::size_t>(random_.integer(0, static_cast<int>(warps_.size()) - 1));
     };
@@ -70,6 +65,8 @@ class HostCta {
         copies_.pop_front();
         moved = true;
       }
+      Warpgroup& early = warpgroups_[any_warp() / 4];
+      if (random_.integer(0, late) == 0) early.run(early.runnable());
       if (!moved) failure_ = std::make_exception_ptr(std::runtime_error("no thread can go on"));
     }
     current = nullptr;
@@ -111,6 +108,13 @@ class HostCta {
   bool barrier(int id, int count, bool predicate) {
     Barrier& b = barriers_[id];
     const int round = b.round;
+    arrive(id, count, predicate);
+    wait([&b, round] { return b.round != round; });
+    return b.result[round % 2];
+  }
+  void arrive(int id, int count, bool predicate) {
+    Barrier& b = barriers_[id];
+    const int round = b.round;
     b.any |= predicate;
     if (++b.arrived == count) {
       b.arrived = 0;
@@ -118,8 +122,6 @@ class HostCta {
       b.any = false;
       ++b.round;
     }
-    wait([&b, round] { return b.round != round; });
-    return b.result[round % 2];
   }
 
   /// Copies of this thread that have not been handed over to a barrier.
@@ -135,6 +137,28 @@ class HostCta {
       then();
     });
     threads_[now_].copies.clear();
+  }
+
+  /// `copy` runs some time later.
+  void later(std::function<void()> copy) { copies_.push_back(std::move(copy)); }
+
+  // Products of a warpgroup: each runs some time after all four warps have issued it and before a
+  // wait for its group ends.
+  void issue(std::function<void()> product) {
+    my_warpgroup().products[now_ / kLanes % 4].push_back(std::move(product));
+    ++my_warp().issued;
+  }
+  void commit() { my_warp().groups.push_back(my_warp().issued); }
+  /// Products of this warp that end before a wait for all groups but the last `pending`.
+  std::size_t due(std::size_t pending) {
+    Warp& w = my_warp();
+    for (; w.groups.size() > pending; w.groups.pop_front()) w.due = w.groups.front();
+    return w.due;
+  }
+  void settle(std::size_t products) {
+    Warpgroup& g = my_warpgroup();
+    wait([&g, products] { return g.runnable() >= products; });
+    g.run(products);
   }
 
   std::byte* at(std::uint32_t address, std::size_t bytes) {
@@ -159,6 +183,24 @@ class HostCta {
     int meeting = 0;  // lanes
     const void* where = nullptr;
     std::function<void()> together;
+    std::size_t issued = 0, due = 0;  // products
+    std::deque<std::size_t> groups;   // how many were issued at each commit
+  };
+  struct Warpgroup {
+    std::array<std::deque<std::function<void()>>, 4> products;
+    std::size_t ran = 0;
+
+    std::size_t runnable() const {
+      return ran + std::ranges::min_element(products, {}, &std::deque<std::function<void()>>::size)
+                       ->size();
+    }
+    void run(std::size_t until) {
+      for (; ran < until; ++ran)
+        for (auto& of_warp : products) {
+          of_warp.front()();
+          of_warp.pop_front();
+        }
+    }
   };
   struct Barrier {
     int arrived = 0, round = 0;
@@ -166,6 +208,15 @@ class HostCta {
     bool result[2] = {};
   };
 
+  void make(Thread& t) {
+    constexpr std::size_t kStack = std::size_t{1} << 20;
+    t.stack = std::make_unique_for_overwrite<std::byte[]>(kStack);
+    getcontext(&t.context);
+    t.context.uc_stack.ss_sp = t.stack.get();
+    t.context.uc_stack.ss_size = kStack;
+    t.context.uc_link = &home_;
+    makecontext(&t.context, &HostCta::enter, 0);
+  }
   static void enter() {
     HostCta& cta = *current;
     try {
@@ -203,6 +254,8 @@ class HostCta {
     }
     return moved;
   }
+  Warp& my_warp() { return warps_[now_ / kLanes]; }
+  Warpgroup& my_warpgroup() { return warpgroups_[now_ / kLanes / 4]; }
   void leave() { swapcontext(&threads_[now_].context, &home_); }
 
   std::span<std::byte> window_;
@@ -213,24 +266,11 @@ class HostCta {
   std::exception_ptr failure_;
   ucontext_t home_;
   std::vector<Warp> warps_;
+  std::vector<Warpgroup> warpgroups_;
   std::vector<Thread> threads_;
   std::map<int, Barrier> barriers_;
   std::deque<std::function<void()>> copies_;
 };
-
-/// As much of an mbarrier as fits its eight bytes.
-struct HostBarrier {
-  std::uint16_t expected, missing;
-  std::uint32_t phase;
-
-  void arrive() {
-    if (missing == 0) throw std::runtime_error("an arrival too many");
-    if (--missing > 0) return;
-    missing = expected;
-    ++phase;
-  }
-};
-static_assert(sizeof(HostBarrier) == 8);
 
 struct HostThreadIndex {
   struct X {
@@ -278,6 +318,7 @@ inline bool __any_sync(unsigned, bool predicate) {
     out.fill(std::ranges::any_of(in, [](bool p) { return p; }));
   });
 }
+inline bool __all_sync(unsigned, bool predicate) { return !__any_sync(~0u, !predicate); }
 inline void __syncwarp() {
   test::HostCta::current->meet<int>(0, [](const auto&, auto& out) { out.fill(0); });
 }
@@ -301,8 +342,11 @@ inline float __int2float_rn(std::int32_t x) { return static_cast<float>(x); }
 inline std::uint32_t __float_as_uint(float x) { return std::bit_cast<std::uint32_t>(x); }
 
 namespace tile {
+inline layout::WordPair exchange_nibbles(const ExchangeLane& lane, layout::WordPair w) {
+  return receive_nibbles(lane, w, __shfl_xor_sync(~0u, send_nibbles(lane, w), 1));
+}
 inline layout::WordPair exchange(const ExchangeLane& lane, layout::WordPair w) {
-  w = receive_nibbles(lane, w, __shfl_xor_sync(~0u, send_nibbles(lane, w), 1));
+  w = exchange_nibbles(lane, w);
   return receive_bytes(lane, w, __shfl_xor_sync(~0u, send_bytes(lane, w), 2));
 }
 inline std::uint32_t exchange(const WordExchange& lane, std::uint32_t w) {
@@ -311,10 +355,38 @@ inline std::uint32_t exchange(const WordExchange& lane, std::uint32_t w) {
 }
 }  // namespace tile
 
-namespace sm80::ptx {
+}  // namespace twofour::cuda
 
-using namespace twofour::cuda::ptx;
-using test::HostCta;
+namespace twofour::test {
+
+/// An mbarrier, in its eight bytes.
+struct HostBarrier {
+  std::uint16_t expected, missing;  // arrivals
+  std::uint32_t odd : 1;            // the phase
+  std::int32_t bytes : 31;          // that copies have yet to bring
+
+  void arrive() {
+    if (missing == 0) throw std::runtime_error("an arrival too many");
+    --missing;
+    turn();
+  }
+  void expect(std::uint32_t more) { bytes += static_cast<std::int32_t>(more); }
+  void complete(std::uint32_t brought) {
+    bytes -= static_cast<std::int32_t>(brought);
+    turn();
+  }
+
+ private:
+  void turn() {
+    if (missing > 0 || bytes != 0) return;
+    missing = expected;
+    odd ^= 1;
+  }
+};
+static_assert(sizeof(HostBarrier) == 8);
+
+/// Instructions of both kernel families.
+namespace host_ptx {
 
 template <class T>
 T load(std::uint32_t address) {
@@ -330,109 +402,24 @@ inline uint2 load_shared_uint2(std::uint32_t address) { return load<uint2>(addre
 inline uint4 load_shared_uint4(std::uint32_t address) { return load<uint4>(address); }
 inline float load_shared_float(std::uint32_t address) { return load<float>(address); }
 
-// ---- barriers and copies
-
-inline test::HostBarrier& barrier_at(std::uint32_t address) {
-  return *reinterpret_cast<test::HostBarrier*>(HostCta::current->at(address, 8));
+inline HostBarrier& barrier_at(std::uint32_t address) {
+  return *reinterpret_cast<HostBarrier*>(HostCta::current->at(address, 8));
 }
 inline void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
   const auto count = static_cast<std::uint16_t>(arrivals);
-  barrier_at(barrier) = {count, count, 0};
+  barrier_at(barrier) = {count, count, 0, 0};
 }
 inline void mbarrier_arrive(std::uint32_t barrier) { barrier_at(barrier).arrive(); }
 inline void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
-  HostCta::current->wait([&b = barrier_at(barrier), parity] { return b.phase % 2 != parity % 2; });
-}
-inline void cp_async(std::uint32_t destination, const void* source, bool inside) {
-  HostCta::current->copy(destination, source, inside);
-}
-inline void cp_async_arrive(std::uint32_t barrier) {
-  HostCta::current->after_copies([&b = barrier_at(barrier)] { b.arrive(); });
+  HostCta::current->wait([&b = barrier_at(barrier), parity] { return b.odd != parity % 2; });
 }
 inline bool named_barrier_any(int id, int threads, bool predicate) {
   return HostCta::current->barrier(id, threads, predicate);
 }
-
-// ---- ldmatrix and products
-
-/// Register m of lane l: row l / 4 of matrix m, elements 2 (l % 4) and the next; transposed, they
-/// are of column l / 4.
-inline void load_matrices(std::uint32_t (&r)[4], std::uint32_t address, bool transposed) {
-  const auto got = HostCta::current->meet<std::array<std::uint32_t, 4>>(
-      address, [transposed](const auto& in, auto& out) {
-        for (int l = 0; l < 32; ++l)
-          for (int m = 0; m < 4; ++m) {
-            std::uint16_t part[2];
-            for (int e = 0; e < 2; ++e) {
-              const int row = transposed ? 2 * (l % 4) + e : l / 4;
-              const int column = transposed ? l / 4 : 2 * (l % 4) + e;
-              std::memcpy(&part[e], HostCta::current->at(in[8 * m + row], 16) + 2 * column, 2);
-            }
-            out[l][m] = part[0] | std::uint32_t{part[1]} << 16;
-          }
-      });
-  std::ranges::copy(got, r);
-}
-inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t address) {
-  load_matrices(r, address, false);
-}
-inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t address) {
-  load_matrices(r, address, true);
+inline void named_barrier_sync(int id, int threads) { named_barrier_any(id, threads, false); }
+inline void named_barrier_arrive(int id, int threads) {
+  HostCta::current->arrive(id, threads, false);
 }
 
-/// What a lane gives to a product; a dense one has two registers of B and no metadata.
-template <class T, std::size_t kB>
-struct Operands {
-  std::array<T, 4> d;
-  std::array<std::uint32_t, 4> a;
-  std::array<std::uint32_t, kB> b;
-  std::uint32_t metadata;
-};
-template <class T, std::size_t kB, class Product>
-void multiply(T (&d)[4], const std::uint32_t (&a)[4], const std::array<std::uint32_t, kB>& b,
-              std::uint32_t metadata, Product product) {
-  Operands<T, kB> own{{}, {}, b, metadata};
-  std::ranges::copy(d, own.d.begin());
-  std::ranges::copy(a, own.a.begin());
-  const auto got =
-      HostCta::current->meet<std::array<T, 4>>(own, [product](const auto& in, auto& out) {
-        ref::Lanes<T, 4> sum;
-        ref::Lanes<std::uint32_t, 4> all_a;
-        ref::Lanes<std::uint32_t, kB> all_b;
-        ref::Metadata words;
-        for (int l = 0; l < 32; ++l) {
-          sum[l] = in[l].d;
-          all_a[l] = in[l].a;
-          all_b[l] = in[l].b;
-          words[l] = in[l].metadata;
-        }
-        const Status status = product(out, all_a, all_b, sum, words);
-        if (!status.ok()) throw std::runtime_error(status.message());
-      });
-  std::ranges::copy(got, d);
-}
-template <DType kType>
-void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  multiply(d, a, std::array{b0, b1}, 0,
-           [](auto& out, const auto& x, const auto& y, const auto& sum, const auto&) {
-             return ref::mma_m16n8k16(out, x, y, sum, kType);
-           });
-}
-inline void mma_m16n8k32_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                            std::uint32_t b1) {
-  multiply(d, a, std::array{b0, b1}, 0,
-           [](auto& out, const auto& x, const auto& y, const auto& sum, const auto&) {
-             return ref::mma_m16n8k32_s8(out, x, y, sum);
-           });
-}
-template <DType kType, int kSelector>
-void mma_sp_m16n8k32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[4],
-                     std::uint32_t metadata) {
-  multiply(d, a, std::to_array(b), metadata,
-           [](auto& out, const auto& x, const auto& y, const auto& sum, const auto& words) {
-             return ref::mma_sp_m16n8k32(out, x, y, sum, words, kSelector, kType);
-           });
-}
-
-}  // namespace sm80::ptx
-}  // namespace twofour::cuda
+}  // namespace host_ptx
+}  // namespace twofour::test

@@ -1,27 +1,30 @@
-// Rows of the mma.sync kernel on the host over calls of many kinds, against the reference, which
+// Rows of a kernel family on the host over calls of many kinds, against the reference, which
 // replays the decisions that the debugging row writes. Warps run in an order that differs from call
 // to call and copies arrive late, so that a missing wait shows.
 #pragma once
 
-#include "host_kernel.h"
+#include "cuda/variants.h"
+#include "host_call.h"
+#include "ref/attention.h"
 
 namespace twofour::test {
 
-using namespace cuda::sm80;
-
 /// The row of variant `variant` of kVariants.
+template <class Kernels>
 constexpr int row_of(DType dtype, int head_dim, int variant) {
-  for (int row = 0; row < kRowCount; row += cuda::kVariantCount)
+  constexpr auto& kRows = Kernels::kRows;
+  for (int row = 0; row < static_cast<int>(kRows.size()); row += cuda::kVariantCount)
     if (kRows[row].dtype == dtype && kRows[row].head_dim == head_dim && !kRows[row].trace)
       return row + variant;
   return -1;
 }
 
 /// A row and its debugging row over calls of many kinds.
-template <int kRow>
+template <class Kernels, int kRow>
 class Checked {
-  static constexpr Config config = kRows[kRow];
-  static constexpr int kTraced = kRow + kRowCount / 2;
+  static constexpr auto& kRows = Kernels::kRows;
+  static constexpr auto config = kRows[kRow];
+  static constexpr int kTraced = kRow + static_cast<int>(kRows.size()) / 2;
   static_assert(!config.trace && kRows[kTraced].trace &&
                 kRows[kTraced].head_dim == config.head_dim);
 
@@ -56,14 +59,14 @@ class Checked {
             c.k.set(b, j, h, d, strength[j / config.block % 3] * c.k.get(b, j, h, d));
     }
     PreparedK prepared;
-    if (is_int8(config)) {
+    if (config.qk == QKProduct::kInt8) {
       Result<PreparedK> made = ref::prepare_k(c.problem, c.args());
       ASSERT_TRUE(made.ok()) << made.status().message();
       prepared = *std::move(made);
       c.prepared = &prepared;
     }
-    const KernelOutput plain = run_on_host<kRow>(c, &prepared, 2 + seed_ % 3, seed_);
-    const KernelOutput traced = run_on_host<kTraced>(c, &prepared, 2 + (seed_ + 1) % 3, ~seed_);
+    const KernelOutput plain = Kernels::template run<kRow>(c, &prepared, seed_);
+    const KernelOutput traced = Kernels::template run<kTraced>(c, &prepared, ~seed_);
     EXPECT_TRUE(plain.o.bytes() == traced.o.bytes()) << "tracing changed the output";
     ref::Options options;
     options.replay = &traced.decisions;
@@ -107,13 +110,15 @@ class Checked {
   }
 
  private:
-  std::uint64_t seed_ = 10 * kRow;
+  // Others with --gtest_shuffle, at each repetition.
+  std::uint64_t seed_ = 10 * kRow + 1000 * static_cast<std::uint64_t>(
+                                               testing::UnitTest::GetInstance()->random_seed());
   std::int64_t units_ = 0, refined_ = 0, dropped_ = 0;
 };
 
-template <DType kType, int kHeadDim, int... kVariant>
+template <class Kernels, DType kType, int kHeadDim, int... kVariant>
 void check_variants() {
-  (Checked<row_of(kType, kHeadDim, kVariant)>().check_all(), ...);
+  (Checked<Kernels, row_of<Kernels>(kType, kHeadDim, kVariant)>().check_all(), ...);
 }
 
 }  // namespace twofour::test

@@ -1,0 +1,15 @@
+// The whole Hopper kernel on the host: the rows of head_dim 64 that decide nothing.
+#ifdef TWOFOUR_WITH_CUDA_HEADERS
+#include <gtest/gtest.h>
+
+#include "support/host_kernel_check.h"
+#include "support/host_wgmma_kernel.h"
+
+namespace twofour::test {
+namespace {
+
+TEST(CudaWgmmaKernel, Head64) { check_variants<WgmmaKernels, DType::kF16, 64, 0, 1, 2, 3>(); }
+
+}  // namespace
+}  // namespace twofour::test
+#endif  // TWOFOUR_WITH_CUDA_HEADERS
