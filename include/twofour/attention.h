@@ -35,6 +35,8 @@ struct Window {
   friend bool operator==(const Window&, const Window&) = default;
 };
 
+inline constexpr int kMaxKeySplits = 64;
+
 /// Everything that decides which kernel runs and how much workspace it needs.
 struct AttentionProblem {
   DType dtype = DType::kF32;  // of Q, K, V and O: fp32, fp16, bf16
@@ -57,6 +59,10 @@ struct AttentionProblem {
   bool trace = false;           // Decisions will be written (debugging rows only)
   std::optional<float> scale;   // default 1/sqrt(head_dim)
   Sparsity sparsity;
+  // Parts that CUDA kernels work on the keys of a row in: 0 by rule (docs/semantics.md, rule 10), 1
+  // never splits, n is that many up to kMaxKeySplits, refused with refine, drop and `packed`. The
+  // CPU and debugging rows never split.
+  int key_splits = 0;
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
 
@@ -92,6 +98,7 @@ struct Candidate {
   double seconds = 0;   // predicted; 0 when refused
   std::size_t workspace = 0;
   bool chosen = false;
+  int key_parts = 1;  // that the keys of a row are worked on in
 };
 
 struct PlanOptions {

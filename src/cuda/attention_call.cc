@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/decisions.h"
+#include "cuda/combine.h"
 #include "cuda/error.h"
 #include "cuda/prepare/keys.h"
 #include "cuda/prepare/transform.h"
@@ -85,6 +86,11 @@ Workspace::Workspace(const AttentionProblem& p, const Needs& needs, void* memory
     take(kept, kept_count);
     take(unit, unit_count);
   }
+  if (const int parts = layout::key_parts(p); parts > 1) {
+    const std::int64_t rows = parts * rows_of(p, true) * p.heads_q;
+    take(part_rows, rows);
+    take(part_o, rows * p.head_dim_v);
+  }
   bytes += 256;  // to reach a 256-byte boundary
 }
 
@@ -147,6 +153,10 @@ void fill_params(CallParams& params, const Launch& launch, const Workspace& w) {
   params.refine_log2 = p.sparsity.refine.value_or(0.0f) * kLog2e;
   params.drop_log2 = p.sparsity.drop.value_or(0.0f) * kLog2e;
   params.stats = reinterpret_cast<unsigned long long*>(launch.args.stats);
+  params.parts = layout::key_parts(p);
+  params.rows_of_part = rows_of(p, true) * p.heads_q;
+  params.part_rows = w.part_rows;
+  params.part_o = w.part_o;
   if (p.trace) {
     const Decisions d = decisions_shape(p);
     params.kept = reinterpret_cast<unsigned long long*>(w.kept);
@@ -191,6 +201,11 @@ Status prepare(const Launch& launch, const Needs& needs, const Workspace& w, cud
   keys.mean = w.mean;
   keys.partial = w.partial;
   return quantise_keys(sequences, keys, stream);
+}
+
+Status finish(const CallParams& params, const Launch& launch, cudaStream_t stream) {
+  if (params.parts == 1) return {};
+  return combine_parts(params, launch.problem.dtype, stream);
 }
 
 Status reserve_shared(std::atomic<std::uint64_t>& reserved, const void* kernel, int bytes,

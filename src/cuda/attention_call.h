@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "cuda/call_params.h"
-#include "layout/schedule.h"
+#include "layout/key_parts.h"
 #include "plan/registry.h"
 
 namespace twofour::cuda {
@@ -48,6 +48,8 @@ struct Workspace {
   char* split = nullptr;          // scratch of the transform
   std::uint64_t* kept = nullptr;  // trace, as in Decisions
   UnitDecision* unit = nullptr;
+  PartRow* part_rows = nullptr;  // as in CallParams
+  float* part_o = nullptr;
   std::int64_t kept_count = 0, unit_count = 0;
   std::size_t bytes = 0;
 
@@ -66,6 +68,9 @@ void fill_params(CallParams& params, const Launch& launch, const Workspace& w);
 /// Everything of a launch before the kernel, in the order of the stream.
 Status clear_stats(const Launch& launch, cudaStream_t stream);
 Status prepare(const Launch& launch, const Needs& needs, const Workspace& w, cudaStream_t stream);
+
+/// Everything after the kernel: partial results of split keys become one.
+Status finish(const CallParams& params, const Launch& launch, cudaStream_t stream);
 
 /// Lets a kernel have more shared memory than kernels may by default. The runtime remembers it for
 /// the current device, so the first launch on each asks: `reserved` has a bit for each device.
@@ -106,7 +111,10 @@ std::string why_not_config(const Config& c, int above, std::int64_t row_tile,
   if (p.has_prepared_k) return "prepares K itself";
   if (std::max({p.seqlen_q, p.seqlen_k, p.total_q, p.total_k}) > kMaxLength)
     return "serves lengths up to 2^30";
-  if (static_cast<double>(max_row_tiles(p, row_tile)) * static_cast<double>(p.heads_q) * 4 >
+  if (p.key_splits > 1 && !layout::may_split_keys(p))
+    return "splits keys only without refine and drop, and not of packed sequences";
+  if (static_cast<double>(max_row_tiles(p, row_tile)) * static_cast<double>(p.heads_q) *
+              layout::key_parts(p) * 4 >
           kMaxItems ||
       static_cast<double>(max_key_blocks(p)) > kMaxItems ||
       static_cast<double>(rows_of(p, false)) > kMaxItems)
@@ -123,6 +131,7 @@ Kernel kernel_of(const Config& c, const char* family, int number) {
            (c.refine ? ".refine" : "") + (c.drop ? ".drop" : "") + (c.trace ? ".trace" : "");
   row.number = number;
   row.config = {c.qk, c.score, c.trace};
+  row.key_parts = &layout::key_parts;
   return row;
 }
 

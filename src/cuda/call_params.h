@@ -15,6 +15,14 @@ struct Rows {
   std::int64_t head = 0;
 };
 
+/// What the softmax of a row knows after a part of its keys, beside the unnormalised O: everything
+/// is relative to 2^reference, an integer, so that parts are brought to one reference exactly.
+struct PartRow {
+  float reference;  // log2 units, -inf when no key of the part is live
+  float sum;        // of the probabilities, 0 then
+  float shift;      // of the LSE, nats (int8)
+};
+
 /// One call. Sequences of a packed call are found through the two prefix arrays.
 struct CallParams {
   Rows q, o;
@@ -43,6 +51,10 @@ struct CallParams {
   unsigned long long* kept;               // trace: [Hq, rows, words]
   unsigned char* unit;                    // trace: [Hq, rows, half-blocks]
   std::int64_t rows, words, half_blocks;  // of the trace
+  int parts;                              // of the keys of a row (layout/key_parts.h)
+  PartRow* part_rows;                     // [parts,B,Hq,M], with more than one part
+  float* part_o;                          // [parts,B,Hq,M,Dv]
+  std::int64_t rows_of_part;
 };
 
 }  // namespace twofour::cuda

@@ -163,6 +163,11 @@ Result<bool> set_key(Case& c, std::string_view key, std::string_view value) {
     p.scale = scale;
     return scale && std::isfinite(*scale);
   }
+  if (key == "splits") {
+    const auto splits = number<int>(value);
+    p.key_splits = splits.value_or(-1);
+    return p.key_splits >= 0 && p.key_splits <= kMaxKeySplits;
+  }
   return {Code::kInvalidArgument, "unknown key " + in_quotes(key)};
 }
 
@@ -193,6 +198,7 @@ std::string expected(std::string_view key) {
   if (key == "input") return names_of(kInputs);
   if (key == "layout") return names_of(kLayouts);
   if (key == "transform") return "none or random";
+  if (key == "splits") return "one of the whole numbers in 0.." + std::to_string(kMaxKeySplits);
   return "a finite number";  // scale
 }
 

@@ -147,6 +147,7 @@ std::vector<Candidate> ask_all(const AttentionProblem& problem, const Device& de
     if (candidate.why_not.empty()) {
       candidate.seconds = row.cost(row, problem, device);
       candidate.workspace = row.workspace(row, problem, device);
+      if (row.key_parts != nullptr) candidate.key_parts = row.key_parts(problem);
     }
     candidates.push_back(std::move(candidate));
   }
@@ -205,6 +206,7 @@ std::string problem_text(const AttentionProblem& p) {
     text += " window=" + std::to_string(p.window.left) + "," + std::to_string(p.window.right);
   }
   if (p.has_mask) text += " mask";
+  if (p.key_splits > 0) text += " splits=" + std::to_string(p.key_splits);
   return text + " " + to_string(p.sparsity);
 }
 
@@ -299,10 +301,12 @@ std::string Plan::explain() const {
       lines.push_back({id, "-", "-", "refused: " + candidate.why_not});
     } else {
       const bool only_by_name = rows[i].forced_only && !candidate.chosen;
-      lines.push_back({id, seconds_text(candidate.seconds), bytes_text(candidate.workspace),
-                       candidate.chosen ? "chosen"
-                       : only_by_name   ? kOnlyByName
-                                        : ""});
+      std::string remark = candidate.chosen ? "chosen" : only_by_name ? kOnlyByName : "";
+      if (candidate.key_parts > 1)
+        remark += (remark.empty() ? "" : ", ") + std::string("splits keys in ") +
+                  std::to_string(candidate.key_parts);
+      lines.push_back(
+          {id, seconds_text(candidate.seconds), bytes_text(candidate.workspace), remark});
     }
   }
   return problem_text(state_->problem) + "\non " + device_text(state_->device) + "\n" +

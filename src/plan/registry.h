@@ -39,6 +39,8 @@ struct Kernel {
   double (*cost)(const Kernel&, const AttentionProblem&, const Device&);
   std::size_t (*workspace)(const Kernel&, const AttentionProblem&, const Device&);
   Status (*launch)(const Kernel&, const Launch&);
+  /// Parts that it works on the keys of a row in; null: it never splits them.
+  int (*key_parts)(const AttentionProblem&) = nullptr;
   int number = 0;  // among the rows of its family, whose table of configurations it indexes
 };
 

@@ -41,8 +41,8 @@ Status validate_shape(const AttentionProblem& p) {
        {Bound{"batch", p.batch, 0, kMaxExtent}, Bound{"heads_q", p.heads_q, 1, kMaxExtent},
         Bound{"heads_kv", p.heads_kv, 1, kMaxExtent}, Bound{"head_dim", p.head_dim, 1, kMaxHeadDim},
         Bound{"head_dim_v", p.head_dim_v, 1, kMaxHeadDim},
-        Bound{"seqlen_q", p.seqlen_q, 0, kMaxExtent},
-        Bound{"seqlen_k", p.seqlen_k, 0, kMaxExtent}}) {
+        Bound{"seqlen_q", p.seqlen_q, 0, kMaxExtent}, Bound{"seqlen_k", p.seqlen_k, 0, kMaxExtent},
+        Bound{"key_splits", p.key_splits, 0, kMaxKeySplits}}) {
     Status status = in_range(bound.field, bound.value, bound.low, bound.high);
     if (!status.ok()) return status;
   }

@@ -21,6 +21,7 @@ Json explain_json(const io::Case& c, const Plan& plan) {
     if (candidate.why_not.empty()) {
       row["seconds"] = candidate.seconds;
       row["workspace_bytes"] = candidate.workspace;
+      row["key_parts"] = candidate.key_parts;
     } else {
       row["why_not"] = candidate.why_not;
     }

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/attention_call.h"
@@ -15,6 +16,15 @@
 
 namespace twofour::cuda::sm80 {
 namespace {
+
+template <int... kRow>
+Compiled compiled_row(std::integer_sequence<int, kRow...>, int row) {
+  static constexpr Compiled (*kAll[])() = {&sm80::compiled_row<kRow>...};
+  return kAll[row]();
+}
+Compiled compiled(int row) {
+  return compiled_row(std::make_integer_sequence<int, kRowCount>(), row);
+}
 
 const Config& config_of(const Kernel& kernel) { return kRows[kernel.number]; }
 
@@ -61,12 +71,13 @@ Status launch(const Kernel& kernel, const Launch& launch) {
   static std::array<std::atomic<std::uint64_t>, kRowCount> reserved{};
   status = reserve_shared(reserved[kernel.number], compiled_row.kernel, bytes, launch.device.index);
   if (!status.ok()) return status;
-  const auto grid = static_cast<unsigned>(max_row_tiles(p, c.rows()) * p.heads_q);
+  const auto grid = static_cast<unsigned>(max_row_tiles(p, c.rows()) * p.heads_q * params.parts);
   void* arguments[] = {&params};
   status = to_status(
       cudaLaunchKernel(compiled_row.kernel, dim3(grid), dim3(static_cast<unsigned>(c.threads())),
                        arguments, static_cast<std::size_t>(bytes), stream),
       kernel.id.c_str());
+  if (status.ok()) status = finish(params, launch, stream);
   if (!status.ok() || !c.trace) return status;
   return read_decisions(*launch.args.decisions, w, stream);
 }

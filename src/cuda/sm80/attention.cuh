@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kRows[kRow].threads(), 1)
   Item& item = *reinterpret_cast<Item*>(allocated + (shared - start) + S::kItem);
   const int row_tiles = total_row_tiles(p, c.rows());
   const int index = static_cast<int>(blockIdx.x);
-  if (index >= row_tiles * p.heads_q) return;
+  if (index >= work_items(p, row_tiles)) return;
   if (threadIdx.x == 0) {
     make_item(item, p, c, index, row_tiles);
     Pipeline<c>::init_barriers(shared, p.stages);

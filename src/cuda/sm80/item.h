@@ -22,14 +22,18 @@ struct Item : Task {
 __device__ inline void make_item(Item& item, const Params& p, const Config& c, int index,
                                  int row_tiles) {
   constexpr int kRowBlock = static_cast<int>(layout::kRowBlock);
-  const Turn turn = turn_of(p, index, row_tiles);
+  const int parts = may_split(c) ? p.parts : 1;
+  const Turn turn = turn_of(p, index / parts, row_tiles);
   const Place at = place_of(p, turn.rank, c.rows());
   static_cast<Task&>(item) = task_of(p, c, turn.head, at);
+  item.part = index % parts;
   item.first_position = at.tile * c.rows();
   const layout::ScheduleShape shape = schedule_shape(p, c.block, item.seqlen_k);
   const int row_block = static_cast<int>(layout::floor_div(item.first_position, kRowBlock));
-  for (int i = 0; i < kWalks; ++i)
+  for (int i = 0; i < kWalks; ++i) {
     item.walk[i] = make_walk(shape, row_block + i, item.position, item.seqlen_q);
+    if (may_split(c)) keep_part(item.walk[i], item.part, parts);
+  }
   // The tile may end before the second one.
   if ((row_block + 1) * kRowBlock >= item.first_position + c.rows()) item.walk[1] = Walk{};
 }

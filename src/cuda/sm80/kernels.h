@@ -1,7 +1,6 @@
-// The compiled kernels by row number, and what a launch of each needs.
+// A compiled kernel and what a launch of it needs. The table of all rows is in attention.cc alone:
+// a part that saw it would compile every row.
 #pragma once
-
-#include <utility>
 
 #include "cuda/sm80/config.h"
 
@@ -15,14 +14,5 @@ struct Compiled {
 
 template <int kRow>
 Compiled compiled_row();  // attention.cu
-
-template <int... kRow>
-Compiled compiled_row(std::integer_sequence<int, kRow...>, int row) {
-  static constexpr Compiled (*kAll[])() = {&compiled_row<kRow>...};
-  return kAll[row]();
-}
-inline Compiled compiled(int row) {
-  return compiled_row(std::make_integer_sequence<int, kRowCount>(), row);
-}
 
 }  // namespace twofour::cuda::sm80

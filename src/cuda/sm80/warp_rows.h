@@ -4,6 +4,7 @@
 #include "cuda/sm80/pipeline.h"
 #include "cuda/sm80/softmax.h"
 #include "cuda/sm80/trace.h"
+#include "cuda/tile/parts.h"
 
 namespace twofour::cuda::sm80 {
 
@@ -346,6 +347,9 @@ struct WarpRows : Softmax<c> {
     begin(item);
     // O leaves through the memory of q, where a row of it may lie over codes of another warp.
     if constexpr (S::Query::kBytes < S::Out::kBytes) __syncthreads();
+    // Where units decide, at the end; elsewhere now, when few registers are in use.
+    if constexpr (!c.decides())
+      if (p.stats != nullptr) count(item);
     Cursor<c> at;
     at.next(item);
 #pragma unroll 1
@@ -368,10 +372,36 @@ struct WarpRows : Softmax<c> {
       pipeline.release();
     }
     store(item);
-    if (p.stats != nullptr) count(item);
+    if constexpr (c.decides())
+      if (p.stats != nullptr) count(item);
+  }
+
+  /// What these rows know after a part of the keys.
+  __device__ __forceinline__ void store_part(const Item& item) const {
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int in_tile = row + 16 * r + 8 * h, i = item.row_of_sequence(in_tile);
+        float shift = 0;
+        if constexpr (is_int8(c))
+          shift = ptx::load_shared_float(shared + S::kRowShift + 4 * in_tile);
+        if (i >= 0 && i < item.seqlen_q)
+          tile::store_part_row(p, item, i, {m[r][h], l[r][h], shift}, o[r], h,
+                               layout::quad_lane(lane));
+      }
   }
 
   __device__ __forceinline__ void store(const Item& item) {
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        l[r][h] += __shfl_xor_sync(~0u, l[r][h], 1);
+        l[r][h] += __shfl_xor_sync(~0u, l[r][h], 2);
+      }
+    if constexpr (may_split(c))
+      if (p.parts > 1) return store_part(item);
     const std::uint32_t out = shared + S::kQueries;
     __syncwarp();
 #pragma unroll
@@ -379,9 +409,7 @@ struct WarpRows : Softmax<c> {
       float inverse[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float& sum = l[r][h];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
+        const float sum = l[r][h];
         inverse[h] = sum == 0 ? 0.0f : 1.0f / sum;
         const int in_tile = row + 16 * r + 8 * h;
         const int i = item.row_of_sequence(in_tile);
@@ -425,7 +453,7 @@ struct WarpRows : Softmax<c> {
         const int of = item.row_of_sequence(row + 8 * i);
         if (of < 0 || of >= item.seqlen_q) continue;
         const layout::KeyRange keys = live_keys(item, i / 2, i % 2);
-        pairs += static_cast<unsigned long long>(keys.end - keys.begin);
+        if (item.part == 0) pairs += static_cast<unsigned long long>(keys.end - keys.begin);
         ++rows;
       }
     for (int distance = 16; distance > 0; distance /= 2) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/attention_call.h"
@@ -16,6 +17,15 @@
 
 namespace twofour::cuda::sm90 {
 namespace {
+
+template <int... kRow>
+Compiled compiled_row(std::integer_sequence<int, kRow...>, int row) {
+  static constexpr Compiled (*kAll[])() = {&sm90::compiled_row<kRow>...};
+  return kAll[row]();
+}
+Compiled compiled(int row) {
+  return compiled_row(std::make_integer_sequence<int, kRowCount>(), row);
+}
 
 const Config& config_of(const Kernel& kernel) { return kRows[kernel.number]; }
 
@@ -125,13 +135,14 @@ Status launch(const Kernel& kernel, const Launch& launch) {
   status = reserve_shared(reserved[kernel.number], compiled_row.kernel, compiled_row.shared_bytes,
                           launch.device.index);
   if (!status.ok()) return status;
-  const std::int64_t items = max_row_tiles(p, layout::kRowBlock) * p.heads_q;
+  const std::int64_t items = max_row_tiles(p, layout::kRowBlock) * p.heads_q * params.parts;
   const auto grid = static_cast<unsigned>(
       std::clamp<std::int64_t>(items, 1, std::max(launch.device.multiprocessors, 1)));
   void* arguments[] = {&params};
   status = to_status(cudaLaunchKernel(compiled_row.kernel, dim3(grid), dim3(kThreads), arguments,
                                       static_cast<std::size_t>(compiled_row.shared_bytes), stream),
                      kernel.id.c_str());
+  if (status.ok()) status = finish(params, launch, stream);
   if (!status.ok() || !c.trace) return status;
   return read_decisions(*launch.args.decisions, w, stream);
 }

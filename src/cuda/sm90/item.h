@@ -31,11 +31,14 @@ struct Item : Task, Walk {
 /// Written in place, in shared memory: the warp that does it has few registers.
 __device__ inline void make_item(Item& item, const Params& p, const Config& c, int index,
                                  int row_blocks) {
-  const Turn turn = turn_of(p, index, row_blocks);
+  const int parts = may_split(c) ? p.parts : 1;
+  const Turn turn = turn_of(p, index / parts, row_blocks);
   const Place at = place_of(p, turn.rank, static_cast<int>(layout::kRowBlock));
   static_cast<Task&>(item) = task_of(p, c, turn.head, at);
   static_cast<Walk&>(item) =
       make_walk(schedule_shape(p, c.block, at.seqlen_k), at.tile, at.position, at.seqlen_q);
+  item.part = index % parts;
+  if (may_split(c)) keep_part(item, item.part, parts);
 }
 
 /// A plain step without a live key for any row is skipped, by producer and consumers alike.

@@ -111,7 +111,7 @@ __device__ __forceinline__ void hand_out_items(const Params& p, unsigned char* m
                                                std::uint32_t shared) {
   using S = Shared<c>;
   const int row_blocks = total_row_tiles(p, static_cast<int>(layout::kRowBlock));
-  const int items = row_blocks * p.heads_q;
+  const int items = work_items(p, row_blocks);
   Ring<kItemSlots> ring;
   while (true) {
     const int index = atomicAdd(p.next_item, 1);

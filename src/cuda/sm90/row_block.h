@@ -4,6 +4,7 @@
 #include "cuda/sm90/query.h"
 #include "cuda/sm90/softmax.h"
 #include "cuda/sm90/trace.h"
+#include "cuda/tile/parts.h"
 
 namespace twofour::cuda::sm90 {
 
@@ -344,7 +345,25 @@ struct RowBlock : Softmax<c> {
     if (p.stats != nullptr) count(item);
   }
 
+  /// What these rows know after a part of the keys.
+  __device__ __forceinline__ void store_part(const Item& item) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = l[h];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      float shift = 0;
+      if constexpr (is_int8(c))
+        shift = reinterpret_cast<const float*>(memory + S::kRowShift)[row + 8 * h];
+      const int i = item.position_of(row + 8 * h) - item.position;
+      if (i >= 0 && i < item.seqlen_q)
+        tile::store_part_row(p, item, i, {m[h], sum, shift}, o, h, layout::quad_lane(lane));
+    }
+  }
+
   __device__ __forceinline__ void store(const Item& item) {
+    if constexpr (may_split(c))
+      if (p.parts > 1) return store_part(item);
     const std::uint32_t out = shared + S::out_at(warpgroup);
     float inverse[2];
     for (int h = 0; h < 2; ++h) {
@@ -393,7 +412,7 @@ struct RowBlock : Softmax<c> {
         const int i = item.position_of(row + 8 * h) - item.position;
         if (i < 0 || i >= item.seqlen_q) continue;
         const layout::KeyRange keys = live_keys(item, h);
-        live += static_cast<unsigned>(keys.end - keys.begin);
+        if (item.part == 0) live += static_cast<unsigned>(keys.end - keys.begin);
         ++rows;
       }
     unsigned long long pairs = live;

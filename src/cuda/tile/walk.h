@@ -91,6 +91,27 @@ __host__ __device__ inline Walk make_walk(const layout::ScheduleShape& shape, in
   return walk;
 }
 
+/// Leaves part `part` of `parts` of the key blocks, the same number in each but for rounding. What
+/// is live, fast or plain was decided for all of them.
+__host__ __device__ inline void keep_part(Walk& walk, int part, int parts) {
+  const int blocks = walk.last - walk.first;  // at most 2^24, times kMaxKeySplits fits
+  const int first = walk.first + blocks * part / parts;
+  const int last = walk.first + blocks * (part + 1) / parts;
+  for (int run = 0; run < 2; ++run) {
+    walk.pruned_begin[run] = min(max(walk.pruned_begin[run], first), last);
+    walk.pruned_end[run] = min(max(walk.pruned_end[run], first), last);
+  }
+  walk.first = first;
+  walk.last = last;
+}
+
+/// Rows of the registry whose work on a row block may be split: units that decide look back at all
+/// keys before them, and debugging rows show what those they stand for decide in one part.
+template <class Config>
+constexpr bool may_split(const Config& c) {
+  return !c.decides() && !c.trace;
+}
+
 /// The sequence of a row tile, and which tile of it.
 struct Place {
   int b;
@@ -141,7 +162,13 @@ __device__ inline Place place_of(const CallParams& p, int rank, int rows) {
   return at;
 }
 
-/// Of work item `index`: later row tiles, which have more keys under causality, come first.
+/// Work items of the call: the parts of a row tile of a head follow each other.
+__device__ inline int work_items(const CallParams& p, int row_tiles) {
+  return row_tiles * p.heads_q * p.parts;
+}
+
+/// Of item `index`, counted without parts: later row tiles, which have more keys under causality,
+/// come first.
 struct Turn {
   int head;
   int rank;  // of the row tile
@@ -164,6 +191,7 @@ struct Task {
   int trace_row;               // first row of the sequence in the numbering of Decisions
   int position;                // of row 0 of the sequence
   int first_key_block;         // of the sequence among all, for the scales of int8
+  int part;                    // of the keys
 };
 template <class Config>
 __device__ inline Task task_of(const CallParams& p, const Config& c, int head, const Place& at) {
@@ -184,6 +212,7 @@ __device__ inline Task task_of(const CallParams& p, const Config& c, int head, c
   task.position = at.position;
   task.first_key_block = p.packed ? p.key_blocks[at.b]
                                   : at.b * static_cast<int>(layout::ceil_div(at.seqlen_k, c.block));
+  task.part = 0;
   return task;
 }
 

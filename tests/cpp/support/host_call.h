@@ -3,9 +3,9 @@
 #pragma once
 
 #include "core/decisions.h"
-#include "cuda/call_params.h"
+#include "cuda/tile/parts.h"
 #include "kernel_run.h"
-#include "layout/schedule.h"
+#include "layout/key_parts.h"
 
 namespace twofour::test {
 
@@ -40,6 +40,8 @@ struct HostCall {
   KernelOutput out;
   HostKeys keys;
   std::vector<std::int32_t> row_tiles{0}, key_blocks{0};
+  std::vector<cuda::PartRow> part_rows;  // of split keys
+  std::vector<float> part_o;
 
   /// `code_width` channels of a key's codes, of int8; row tiles of `row_tile` positions.
   template <class Config>
@@ -71,7 +73,6 @@ struct HostCall {
     params.group = params.heads_q / params.heads_kv;
     params.head_dim = static_cast<int>(p.head_dim);
     params.head_dim_v = static_cast<int>(p.head_dim_v);
-    params.parts = 1;
     params.seqlen_q = static_cast<int>(p.seqlen_q);
     params.seqlen_k = static_cast<int>(p.seqlen_k);
     params.packed = p.packed;
@@ -87,6 +88,7 @@ struct HostCall {
     params.stats = reinterpret_cast<unsigned long long*>(&out.stats);
 
     if (p.packed) count_blocks(params, c, config.block, row_tile);
+    split(params);
     if (config.qk == QKProduct::kInt8) {
       keys = lay_out(*prepared, p.batch, code_width);
       k = {keys.codes.data(), 0, code_width, prepared->rows * code_width};
@@ -104,7 +106,27 @@ struct HostCall {
     }
   }
 
+  /// What comes after the kernel: partial results become one.
+  KernelOutput finish(const cuda::CallParams& params) {
+    const std::int64_t chunks = params.rows_of_part * params.head_dim_v / 8;
+    for (std::int64_t i = 0; i < chunks && params.parts > 1; ++i)
+      problem.dtype == DType::kF16 ? cuda::tile::combine_chunk<DType::kF16>(params, i)
+                                   : cuda::tile::combine_chunk<DType::kBF16>(params, i);
+    return std::move(out);
+  }
+
  private:
+  void split(cuda::CallParams& params) {
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    params.parts = layout::key_parts(problem);
+    params.rows_of_part = static_cast<std::int64_t>(out.lse.size());
+    if (params.parts == 1) return;
+    part_rows.assign(params.parts * out.lse.size(), {kNan, kNan, kNan});
+    part_o.assign(part_rows.size() * params.head_dim_v, kNan);
+    params.part_rows = part_rows.data();
+    params.part_o = part_o.data();
+  }
+
   void count_blocks(cuda::CallParams& params, const AttentionCase& c, int block, int row_tile) {
     const AttentionProblem& p = problem;
     for (std::int64_t b = 0; b < p.batch; ++b) {

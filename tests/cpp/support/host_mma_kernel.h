@@ -31,13 +31,13 @@ struct MmaKernels {
     while (Shared<config>::allocated(params.stages) > kWindowBytes) --params.stages;
     const std::span window(reinterpret_cast<std::byte*>(allocated),
                            static_cast<std::size_t>(Shared<config>::allocated(params.stages)));
-    const int ctas = cuda::total_row_tiles(params, config.rows()) * params.heads_q;
+    const int ctas = cuda::work_items(params, cuda::total_row_tiles(params, config.rows()));
     for (int i = 0; i <= ctas; ++i) {  // one more than there is work for
       std::ranges::fill(window, std::byte{0xFF});
       cuda::blockIdx.x = static_cast<unsigned>(i);
       HostCta(config.warps, window, 0, seed + i).run([&] { attention_kernel<kRow>(params); });
     }
-    return std::move(call.out);
+    return call.finish(params);
   }
 };
 

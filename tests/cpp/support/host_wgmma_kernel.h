@@ -34,7 +34,7 @@ struct WgmmaKernels {
       std::ranges::fill(window, std::byte{0xFF});
       HostCta(kThreads / 32, window, 0, seed).run([&] { attention_kernel<kRow>(params); });
     }
-    return std::move(call.out);
+    return call.finish(params);
   }
 
  private:
