@@ -22,14 +22,15 @@ std::vector<Case> parse(const std::string& text) {
 TEST(Cases, ALineIsTheProductOfItsAlternatives) {
   const auto cases = parse(
       "# comment\n\nmode=score,dual dtype=fp16,bf16 heads=9/3 dim=64/32 len=5x7,8 "
-      "causal=top_left window=3:-1 scale=0.5  # more\r\n");
+      "causal=top_left window=3:-1 scale=0.5 splits=3  # more\r\n");
   ASSERT_EQ(cases.size(), 8u);
   std::set<std::string> texts;
   for (const Case& c : cases) texts.insert(c.text);
   EXPECT_EQ(texts.size(), 8u);
   const Case& last = cases.back();
   EXPECT_EQ(last.text,
-            "mode=dual dtype=bf16 heads=9/3 dim=64/32 len=8 causal=top_left window=3:-1 scale=0.5");
+            "mode=dual dtype=bf16 heads=9/3 dim=64/32 len=8 causal=top_left window=3:-1 scale=0.5 "
+            "splits=3");
   EXPECT_EQ(last.problem.sparsity, preset(Mode::kDual));
   EXPECT_EQ(last.problem.dtype, DType::kBF16);
   EXPECT_EQ(last.problem.heads_q, 9);
@@ -42,6 +43,7 @@ TEST(Cases, ALineIsTheProductOfItsAlternatives) {
   EXPECT_EQ(last.problem.align, Align::kTopLeft);
   EXPECT_EQ(last.problem.window, (Window{3, -1}));
   EXPECT_EQ(last.problem.scale, 0.5f);
+  EXPECT_EQ(last.problem.key_splits, 3);
   EXPECT_EQ(cases.front().problem.seqlen_q, 5);
   EXPECT_EQ(cases.front().problem.seqlen_k, 7);
 }
@@ -79,6 +81,8 @@ TEST(Cases, RefusalsNameFileAndLine) {
                            "input=none",
                            "layout=hbmd",
                            "scale=inf",
+                           "splits=65",
+                           "splits=few",
                            "transform=yes",
                            "batch=-1",
                            "batch=x",

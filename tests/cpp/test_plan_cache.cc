@@ -58,6 +58,7 @@ TEST(PlanCache, EverythingThatDecidesTellsPlansApart) {
       [](auto& p, auto&) { p.has_prepared_k = true; },
       [](auto& p, auto&) { p.trace = true; },
       [](auto& p, auto&) { p.scale = 0.5f; },
+      [](auto& p, auto&) { p.key_splits = 2; },
       [](auto& p, auto&) { p.sparsity = preset(Mode::kScore); },
       [](auto& p, auto&) { p.sparsity.sink_blocks = 1; },
       [](auto&, auto& d) { d.name = "another"; },

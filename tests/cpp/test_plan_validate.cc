@@ -90,6 +90,8 @@ TEST(Validate, NamesEveryFault) {
       {"window.right: expected >= -1, got -9", [](auto& p) { p.window.right = -9; }},
       {"scale: expected a finite number, got nan", [](auto& p) { p.scale = NAN; }},
       {"scale: expected a finite number, got inf", [](auto& p) { p.scale = INFINITY; }},
+      {"key_splits: expected 0..64, got 65", [](auto& p) { p.key_splits = 65; }},
+      {"key_splits: expected 0..64, got -1", [](auto& p) { p.key_splits = -1; }},
       {"align: expected bottom-right or top-left, got 2",
        [](auto& p) { p.align = static_cast<Align>(2); }},
       {"block: expected 0 or a multiple of 64 in 64..512, got 100",
