@@ -222,6 +222,41 @@ def test_runs_repeat_and_a_sequence_is_alone_in_a_batch():
 
 
 @on_gpu
+@pytest.mark.filterwarnings("ignore::twofour.UncalibratedWarning")
+@pytest.mark.parametrize("mode", ["dense", "score", "int8", "dual"])
+def test_split_keys_are_the_same_alone_and_in_a_batch(mode):
+    q, k, v = qkv(3, 100, 8200)
+    options = dict(mode=mode, causal=True, return_lse=True)
+    assert "chosen, splits keys in 4" in twofour.explain(q, k, v, mode=mode, causal=True).text
+    out, lse = twofour.attention(q, k, v, **options)
+    for _ in range(10):
+        again = twofour.attention(q, k, v, **options)
+        assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+    for b in range(3):
+        alone = twofour.attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], **options)
+        assert torch.equal(alone[0][0], out[b]) and torch.equal(alone[1][0], lse[b])
+    # Nor do the other heads decide.
+    heads = twofour.attention(q[:, :, :2], k[:, :, :1], v[:, :, :1], **options)
+    assert torch.equal(heads[0], out[:, :, :2]) and torch.equal(heads[1], lse[:, :2])
+    if mode == "dense":
+        close(out, reference(q, k, v, causal=True))
+
+
+@on_gpu
+def test_split_keys_in_a_graph():
+    q, k, v = qkv(1, 64, 9000)
+    want = twofour.attention(q, k, v, mode="int8", causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = twofour.attention(q, k, v, mode="int8", causal=True)
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, want)
+
+
+@on_gpu
 def test_refusals_name_the_reason():
     q, k, v = qkv()
     with pytest.raises(UnsupportedError, match="CPU only"):

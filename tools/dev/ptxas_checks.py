@@ -15,8 +15,8 @@ MAX_SPILL_BYTES = {"timed": 766, "deciding": 1967, "debugging": 2544}
 
 # The same of the mma.sync kernel compiled for 9.0, to the byte, in the order of its variants.
 MMA_SPILL_BYTES = {
-    128: (342, 290, 84, 82, 614, 784, 424, 718),
-    96: (0, 0, 48, 0, 152, 472, 158, 148),
+    128: (238, 282, 76, 78, 562, 784, 424, 670),
+    96: (18, 0, 0, 48, 152, 472, 158, 148),
     64: (0, 0, 0, 64, 72, 64, 0, 64),
 }
 MMA_DEBUGGING_SPILL_BYTES = 960
