@@ -21,6 +21,7 @@ struct Config {
   int chunk = 32;     // keys whose scores a warp holds at once
   int row_tiles = 2;  // of 16 rows, of a warp: each fragment of K and V is used so many times
   int warps = 8;
+  bool ahead = true;  // scores of a chunk are issued before the values of the one before
   bool refine = false;
   bool drop = false;
   bool trace = false;  // writes what was kept, refined and dropped; never timed
@@ -48,12 +49,15 @@ constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool t
   c.block = v.score == ScorePattern::kNone ? 192 : default_block(head_dim);
   // Registers: O takes head_dim, the scores of a chunk `chunk` of them; q too where it is half of
   // what it was (docs/kernels/sm80.md).
-  const bool exact = v.qk == QKProduct::kExact;
   if (head_dim == 64) {
-    c.tile = c.chunk = 64;
+    c.tile = c.decides() ? 64 : v.score == ScorePattern::kNone ? 96 : 128;
+    c.chunk = c.decides() ? 64 : 32;
   } else {
-    c.tile = exact && !c.decides() ? 64 : 96;
-    c.chunk = exact && !c.decides() ? 64 : 32;
+    // All of q is read again for every chunk.
+    const bool wide = v.qk == QKProduct::kExact && v.score == ScorePattern::kPair && !c.decides();
+    c.tile = wide ? 64 : 96;
+    c.chunk = wide ? 64 : 32;
+    c.ahead = !wide || head_dim == 96;
   }
   return c;
 }

@@ -28,6 +28,7 @@ struct Pipeline {
   const Item& item;
   std::uint32_t shared;  // window address
   RingPosition fill, use;
+  int last = 0;     // the stage that is released next
   Cursor<c> ahead;  // the step to be filled next
 
   __device__ Pipeline(const Params& params, const Item& of, std::uint32_t smem)
@@ -49,59 +50,74 @@ struct Pipeline {
     for (int i = lead(); i > 0; --i) fill_next();
   }
 
-  /// Copies the next step, if there is one.
+  /// Copies the next step, if there is one; `kFast`: it is a fast one, if there is one.
+  template <bool kFast = false>
   __device__ __forceinline__ void fill_next() {
     if (ahead.done()) return;
     ptx::mbarrier_wait(shared + S::empty(fill.stage), fill.parity ^ 1);
     const std::uint32_t at = shared + S::kStages + fill.stage * S::kStageBytes;
     const StepKeys keys = ahead.keys();
-    constexpr int kElement = S::kElement;
-    const auto* k = static_cast<const unsigned char*>(p.k.data) +
-                    kElement * (item.key_batch * p.k.batch + item.kv_head * p.k.head +
-                                std::int64_t{item.key_row} * p.k.row);
-    const auto* v = static_cast<const unsigned char*>(p.v.data) +
-                    2 * (item.value_batch * p.v.batch + item.kv_head * p.v.head +
-                         std::int64_t{item.value_row} * p.v.row);
-    copy<typename S::Key, c.head_dim * kElement / 16>(at, k, kElement * p.k.row, keys,
-                                                      is_int8(c) ? c.head_dim : 2 * p.head_dim);
-    copy<typename S::Value, c.head_dim / 8>(at + S::Key::kBytes, v, 2 * p.v.row, keys,
-                                            2 * p.head_dim_v);
+    copy<typename S::Key, c.head_dim * S::kElement / 16, kFast>(
+        at, item.keys, S::kElement * p.k.row, keys, is_int8(c) ? c.head_dim : 2 * p.head_dim);
+    copy<typename S::Value, c.head_dim / 8, kFast>(at + S::Key::kBytes, item.values, 2 * p.v.row,
+                                                   keys, 2 * p.head_dim_v);
     ptx::cp_async_arrive(shared + S::full(fill.stage));
     fill.next(p.stages);
-    ahead.next(item);
+    if constexpr (kFast)
+      ahead.next_fast(item);
+    else
+      ahead.next(item);
   }
 
-  /// The stage of the step at hand, once it is there.
-  __device__ __forceinline__ std::uint32_t wait() const {
+  /// The stage of the next step, once it is there.
+  __device__ __forceinline__ std::uint32_t wait() {
     ptx::mbarrier_wait(shared + S::full(use.stage), use.parity);
-    return shared + S::kStages + use.stage * S::kStageBytes;
+    const std::uint32_t stage = shared + S::kStages + use.stage * S::kStageBytes;
+    use.next(p.stages);
+    return stage;
   }
+  /// Gives back the oldest stage of those waited for.
   __device__ __forceinline__ void release() {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared + S::empty(use.stage));
-    use.next(p.stages);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared + S::empty(last));
+    if (++last == p.stages) last = 0;
   }
 
  private:
-  /// Rows of a tile: kChunks of 16 bytes each, zero beyond `bytes` and beyond the sequence.
-  template <class Tile, int kChunks>
+  /// Rows of a tile: kChunks of 16 bytes each, zero beyond `bytes` and, unless `kInside`, beyond
+  /// the sequence.
+  template <class Tile, int kChunks, bool kInside>
   __device__ __forceinline__ void copy(std::uint32_t to, const unsigned char* from,
                                        std::int64_t pitch, StepKeys keys, int bytes) const {
-    constexpr int kCopies = c.tile * kChunks;
-    const auto one = [&](int row, int chunk) {
-      const int key = row < c.tile / 2 ? keys.first + row : keys.second + row - c.tile / 2;
-      const bool inside = key < item.seqlen_k && 16 * chunk < bytes;
-      ptx::cp_async(to + Tile::offset(row, chunk), from + key * pitch + 16 * chunk, inside);
-    };
-    if constexpr (c.threads() % kChunks == 0) {
-      constexpr int kRowsAtOnce = c.threads() / kChunks;
-      const int chunk = threadIdx.x % kChunks, first = threadIdx.x / kChunks;
+    const int end = kInside ? 0 : item.seqlen_k;
+    constexpr int kHalf = c.tile / 2;
+    constexpr int kRowsAtOnce = c.threads() / kChunks;
+    if constexpr (c.threads() % kChunks == 0 && kRowsAtOnce % 8 == 0 && kHalf % kRowsAtOnce == 0) {
+      // Rows of a thread have the same swizzle within each half.
+      const int chunk = threadIdx.x % kChunks, row = threadIdx.x / kChunks;
+      const bool stored = 16 * chunk < bytes;
 #pragma unroll
-      for (int row = 0; row < c.tile; row += kRowsAtOnce)
-        if (c.tile % kRowsAtOnce == 0 || row + first < c.tile) one(row + first, chunk);
+      for (int half = 0; half < 2; ++half) {
+        int key = (half == 0 ? keys.first : keys.second) + row;
+        const unsigned char* source = from + key * pitch + 16 * chunk;
+        const std::uint32_t at = to + Tile::offset(row + half * kHalf, chunk);
+#pragma unroll
+        for (int i = 0; i < kHalf; i += kRowsAtOnce) {
+          ptx::cp_async(at + i * Tile::kPitch, source, stored && (kInside || key < end));
+          source += kRowsAtOnce * pitch;
+          key += kRowsAtOnce;
+        }
+      }
     } else {
-#pragma unroll 2
-      for (int i = threadIdx.x; i < kCopies; i += c.threads()) one(i / kChunks, i % kChunks);
+#pragma unroll
+      for (int i = 0; i < c.tile * kChunks; i += c.threads()) {
+        const int at = i + static_cast<int>(threadIdx.x);
+        if ((c.tile * kChunks) % c.threads() != 0 && at >= c.tile * kChunks) break;
+        const int row = at / kChunks, chunk = at % kChunks;
+        const int key = row < kHalf ? keys.first + row : keys.second + row - kHalf;
+        ptx::cp_async(to + Tile::offset(row, chunk), from + key * pitch + 16 * chunk,
+                      16 * chunk < bytes && (kInside || key < end));
+      }
     }
   }
 };

@@ -11,6 +11,8 @@
 namespace twofour::cuda::sm80 {
 
 inline constexpr float kLn2 = 0.693147180559945309f;
+/// Of the probabilities of a thread's row in a chunk: above it the reference is raised.
+inline constexpr float kLargestSum = 1024;
 
 /// Of the rows g and g + 8 of each row tile.
 template <Config c>
@@ -151,6 +153,26 @@ struct Softmax : Products<c> {
         sum[r][i / 2 % 2] += low + high;
         prob[r][i / 2] = ptx::pack<c.dtype>(low, high);
       }
+  }
+
+  /// The same with sums of this chunk alone.
+  template <int kCount>
+  static __device__ __forceinline__ void exponentials_alone(
+      std::uint32_t (&prob)[kTiles][kCount / 2], const float (&x)[kTiles][kCount],
+      PerRow<c>& sum) {
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r) sum[r][0] = sum[r][1] = 0;
+    exponentials(prob, x, sum);
+  }
+
+  /// True when a row has outgrown its reference by so much that its probabilities may not fit
+  /// their type, or is NaN.
+  static __device__ __forceinline__ bool outgrown(const PerRow<c>& sum) {
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r)
+      any |= !(sum[r][0] < kLargestSum) || !(sum[r][1] < kLargestSum);
+    return any;
   }
 
   /// Own metadata words of the pruned scores of all row tiles, one after the other.

@@ -128,6 +128,22 @@ struct WarpRows : Softmax<c> {
 
   // ---- fast -------------------------------------------------------------------------------------
 
+  /// Probabilities of a chunk whose values are yet to be multiplied.
+  struct Pending {
+    std::uint32_t prob[kTiles][kKept / 2];
+    std::uint32_t metadata[2];
+    std::uint32_t stage;
+
+    /// None: zeros, which any values of a fast step may multiply (docs/semantics.md, rule 9).
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+      for (int r = 0; r < kTiles; ++r)
+#pragma unroll
+        for (int i = 0; i < kKept / 2; ++i) prob[r][i] = 0;
+      metadata[0] = metadata[1] = tile::kNoFlags;
+    }
+  };
+
   /// Scores of a chunk, pruned; returns the own metadata words.
   template <bool kFull>
   __device__ __forceinline__ layout::WordPair fast_scores(Score (&s)[kTiles][kScores],
@@ -197,14 +213,67 @@ struct WarpRows : Softmax<c> {
     multiply_values(prob, metadata, stage, chunk);
   }
 
-  __device__ __forceinline__ void fast(const Item& item, const Cursor<c>& at, std::uint32_t stage) {
-    PerRow<c> f, unused;
+  /// Pruned scores to probabilities. The exponentials come before it is known whether a score has
+  /// outgrown its reference: they overlap with the products before them.
+  __device__ __forceinline__ void soften(std::uint32_t (&prob)[kTiles][kKept / 2],
+                                         const Score (&s)[kTiles][kScores], const PerRow<c>& f,
+                                         bool raise) {
+    float x[kTiles][kKept];
+    PerRow<c> sum;
+    this->exponents(x, s, f);
+    this->exponentials_alone(prob, x, sum);
+    if (__any_sync(~0u, raise || this->outgrown(sum))) {
+      this->exponents(x, s, f);
+      this->raise_reference(x);
+      this->exponentials_alone(prob, x, sum);
+    }
+#pragma unroll
+    for (int r = 0; r < kTiles; ++r)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) l[r][h] += sum[r][h];
+  }
+
+  /// The scores of a chunk are issued before the values of the chunk before, whose products the
+  /// pruning and the exponentials overlap with.
+  __device__ __forceinline__ void fast(const Item& item, const Cursor<c>& at, std::uint32_t stage,
+                                       Pending& pending, bool& has_previous,
+                                       Pipeline<c>& pipeline) {
+    PerRow<c> f;
     this->key_factor(f, item, at.block);
     const StepKeys keys = at.keys();
+    if (!has_previous) pending.stage = stage;
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk)
-      fast_chunk<false, false>(item, keys, f, stage, chunk, unused);
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      Score s[kTiles][kScores];
+      this->pruned_scores(s, stage, chunk);
+      if constexpr (c.ahead)
+        multiply_values(pending.prob, pending.metadata, chunk == 0 ? pending.stage : stage,
+                        (chunk + kChunks - 1) % kChunks);
+      const layout::WordPair own = this->prune_own(s);
+      trace_fast(item, keys, chunk, own);
+      this->exchange(pending.metadata, own);
+      soften(pending.prob, s, f, chunk == 0 && this->has_no_reference());
+      if (chunk == 0) {
+        if (has_previous) pipeline.release();
+        pipeline.template fill_next<true>();
+      }
+      if constexpr (!c.ahead) multiply_values(pending.prob, pending.metadata, stage, chunk);
+    }
+    if constexpr (c.ahead) {
+      pending.stage = stage;
+      has_previous = true;
+    } else {
+      pipeline.release();
+    }
     trace_unit(item, at.block, at.half, UnitDecision::kPruned);
+  }
+  __device__ __forceinline__ void finish(Pending& pending, bool& has_previous,
+                                         Pipeline<c>& pipeline) {
+    if (!has_previous) return;
+    multiply_values(pending.prob, pending.metadata, pending.stage, kChunks - 1);
+    pipeline.release();
+    pending.clear();
+    has_previous = false;
   }
 
   // ---- units that decide ------------------------------------------------------------------------
@@ -343,6 +412,41 @@ struct WarpRows : Softmax<c> {
     }
   }
 
+  __device__ __forceinline__ void fast_steps(const Item& item, Cursor<c>& at,
+                                             Pipeline<c>& pipeline) {
+    Pending pending;
+    pending.clear();
+    bool has_previous = false, mine = false;
+    int run_end = -1;
+#pragma unroll 1
+    for (; !at.done(); at.next_fast(item)) {
+      const std::uint32_t stage = pipeline.wait();
+      if (at.run_end != run_end) {
+        run_end = at.run_end;
+        mine = working && walk->is_fast(at.block);
+      }
+      if (mine) {
+        fast(item, at, stage, pending, has_previous, pipeline);
+      } else {
+        finish(pending, has_previous, pipeline);
+        pipeline.release();
+        pipeline.template fill_next<true>();
+      }
+    }
+    finish(pending, has_previous, pipeline);
+  }
+
+  __device__ __forceinline__ void fast_steps_deciding(const Item& item, Cursor<c>& at,
+                                                      Pipeline<c>& pipeline) {
+#pragma unroll 1
+    for (; !at.done(); at.next_fast(item)) {
+      pipeline.template fill_next<true>();
+      const std::uint32_t stage = pipeline.wait();
+      if (working && walk->is_fast(at.block)) deciding(item, at, stage);
+      pipeline.release();
+    }
+  }
+
   __device__ __forceinline__ void run(const Item& item, Pipeline<c>& pipeline) {
     begin(item);
     // O leaves through the memory of q, where a row of it may lie over codes of another warp.
@@ -359,18 +463,10 @@ struct WarpRows : Softmax<c> {
       if (exists && is_live(c, *walk, at.block, at.half)) plain(item, at.block, at.keys(), stage);
       pipeline.release();
     }
-#pragma unroll 1
-    for (; !at.done(); at.next(item)) {
-      pipeline.fill_next();
-      const std::uint32_t stage = pipeline.wait();
-      if (working && walk->is_fast(at.block)) {
-        if constexpr (c.decides())
-          deciding(item, at, stage);
-        else
-          fast(item, at, stage);
-      }
-      pipeline.release();
-    }
+    if constexpr (c.decides())
+      fast_steps_deciding(item, at, pipeline);
+    else
+      fast_steps(item, at, pipeline);
     store(item);
     if constexpr (c.decides())
       if (p.stats != nullptr) count(item);
