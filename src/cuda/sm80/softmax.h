@@ -158,8 +158,7 @@ struct Softmax : Products<c> {
   /// The same with sums of this chunk alone.
   template <int kCount>
   static __device__ __forceinline__ void exponentials_alone(
-      std::uint32_t (&prob)[kTiles][kCount / 2], const float (&x)[kTiles][kCount],
-      PerRow<c>& sum) {
+      std::uint32_t (&prob)[kTiles][kCount / 2], const float (&x)[kTiles][kCount], PerRow<c>& sum) {
 #pragma unroll
     for (int r = 0; r < kTiles; ++r) sum[r][0] = sum[r][1] = 0;
     exponentials(prob, x, sum);
