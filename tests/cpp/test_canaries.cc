@@ -29,6 +29,7 @@ mode=dense,score,int8,dual,refined dtype=fp16,bf16 batch=2 heads=2/1 dim=64,128 
 mode=dense,score,int8,dual,refined dtype=fp16,bf16 heads=3/1 dim=64,128 packed=5x5+0x0+1x7+100x300+20x640+65x257 causal=bottom_right,no transform=random
 mode=dense,score,int8,refined dtype=fp16 heads=2 dim=64,128 len=300x800 causal=top_left window=100:0 input=huge
 mode=dense,int8 dtype=fp16 heads=2 dim=64,128 packed=0x0,0x4+3x0
+mode=dense,score,int8,dual dtype=fp16,bf16 batch=2 heads=2/1 dim=64,64/128 len=70x900 causal=bottom_right splits=3
 mode=exact/nm24_strided,exact/nm24_adjacent,int8/none,int8/nm24_strided,int8/nm24_adjacent,nm24/none,nm24/nm24_strided,nm24/nm24_adjacent dtype=fp16 dim=64 len=70x400
 )";
 
