@@ -177,17 +177,6 @@ struct Products {
     value_ring.next();
   }
 
-  // A stage that nobody reads. The warp that releases it waits alone: nothing keeps the others
-  // near it, and by the time they looked the stage could be full again, with the parity of before.
-  __device__ __forceinline__ void skip_key() {
-    if (warp == 0) wait_key();
-    release_key();
-  }
-  __device__ __forceinline__ void skip_value() {
-    if (warp == 0) wait_value();
-    release_value();
-  }
-
   // ---- turns
   // Warpgroups issue their products in turn, so that one computes exponentials while another
   // multiplies.

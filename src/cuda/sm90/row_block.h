@@ -37,11 +37,8 @@ struct RowBlock : Softmax<c> {
   // ---- plain ------------------------------------------------------------------------------------
 
   /// Values of keys that no row of the row block sees must not matter, and 0 * NaN would.
-  __device__ __forceinline__ bool has_dead_values(const Item& item, StepKeys key) const {
-    return key.first < item.live_begin || key.first + c.tile > item.live_end;
-  }
   __device__ __forceinline__ void clear_dead_values(const Item& item, StepKeys key) {
-    if (!has_dead_values(item, key)) return;
+    if (key.first >= item.live_begin && key.first + c.tile <= item.live_end) return;
     constexpr int kChunks = c.head_dim / 8;
     const std::uint32_t at = shared + S::kValues + this->value_ring.stage * S::Value::kTileBytes;
     for (int i = threadIdx.x % (128 * kWarpgroups); i < c.tile * kChunks; i += 128 * kWarpgroups) {
@@ -93,21 +90,19 @@ struct RowBlock : Softmax<c> {
   }
 
   __device__ __forceinline__ void plain(const Item& item, int block, StepKeys key) {
-    if (is_dead(item, key)) {
-      this->await_turn();
-      this->pass_turn();
-      this->skip_key();
-      if (has_dead_values(item, key)) {
-        this->wait_value();
-        clear_dead_values(item, key);
-        this->release_value();
-      } else {
-        this->skip_value();
-      }
-      return;
-    }
     this->wait_key();
     this->await_turn();
+    if (is_dead(item, key)) {
+      this->pass_turn();
+      // A stage that nobody reads: without products, nothing else keeps the warps together.
+      ptx::named_barrier_sync(kBarrierWarpgroup + warpgroup, 128);
+      this->release_key();
+      this->wait_value();
+      clear_dead_values(item, key);
+      ptx::named_barrier_sync(kBarrierWarpgroup + warpgroup, 128);
+      this->release_value();
+      return;
+    }
     Score s[kScores];
     this->issue_full_scores(s);
     this->pass_turn();
@@ -294,7 +289,9 @@ struct RowBlock : Softmax<c> {
       pending = !drop;
       if (drop) {
         ++dropped;
-        this->skip_value();
+        this->wait_value();
+        ptx::named_barrier_sync(kBarrierWarpgroup + warpgroup, 128);
+        this->release_value();
         continue;
       }
       take(prob, words, received, x, sum);
