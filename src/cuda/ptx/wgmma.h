@@ -24,6 +24,10 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // The registers of D as asm text and as operands; those after D are numbered from kN / 2 on.
+#define TWOFOUR_D16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+#define TWOFOUR_D24                                                                        \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
+  "%19, %20, %21, %22, %23}"
 #define TWOFOUR_D32                                                                        \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, " \
   "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
@@ -39,12 +43,16 @@ __device__ __forceinline__ void wgmma_wait() {
 #define TWOFOUR_R4(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define TWOFOUR_R16(c, d, i) \
   TWOFOUR_R4(c, d, i), TWOFOUR_R4(c, d, i + 4), TWOFOUR_R4(c, d, i + 8), TWOFOUR_R4(c, d, i + 12)
+#define TWOFOUR_OUT16(c, d) TWOFOUR_R16(c, d, 0)
+#define TWOFOUR_OUT24(c, d) TWOFOUR_R16(c, d, 0), TWOFOUR_R4(c, d, 16), TWOFOUR_R4(c, d, 20)
 #define TWOFOUR_OUT32(c, d) TWOFOUR_R16(c, d, 0), TWOFOUR_R16(c, d, 16)
 #define TWOFOUR_OUT48(c, d) TWOFOUR_OUT32(c, d), TWOFOUR_R16(c, d, 32)
 #define TWOFOUR_OUT64(c, d) TWOFOUR_OUT48(c, d), TWOFOUR_R16(c, d, 48)
 
 // N, its register count and the numbers of the operands that follow D.
 #define TWOFOUR_FOR_N(X)                                     \
+  X(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22") \
+  X(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30") \
   X(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38") \
   X(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54") \
   X(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
@@ -144,10 +152,14 @@ TWOFOUR_FOR_N(TWOFOUR_DEFINE_N)
 #undef TWOFOUR_OUT64
 #undef TWOFOUR_OUT48
 #undef TWOFOUR_OUT32
+#undef TWOFOUR_OUT24
+#undef TWOFOUR_OUT16
 #undef TWOFOUR_R16
 #undef TWOFOUR_R4
 #undef TWOFOUR_D64
 #undef TWOFOUR_D48
 #undef TWOFOUR_D32
+#undef TWOFOUR_D24
+#undef TWOFOUR_D16
 
 }  // namespace twofour::cuda::ptx

@@ -28,6 +28,10 @@ struct Config {
 
   /// A step is then a unit: rows may refine or drop it by itself.
   constexpr bool decides() const { return refine || drop; }
+  /// Scores of plain keys are in flight beside the values of those before, where ptxas takes it.
+  constexpr bool plain_ahead() const { return !decides(); }
+  /// So many keys at once.
+  constexpr int plain_part() const { return plain_ahead() ? tile / 2 : tile; }
 };
 
 constexpr Config make_config(DType dtype, int head_dim, const Variant& v, bool trace) {

@@ -85,9 +85,11 @@ struct Products {
         S::kValues + value_ring.stage * S::Value::kTileBytes, layout::Swizzle::k128B);
   }
 
-  /// S = Q K' with all of q, of the key stage the ring is at.
-  __device__ __forceinline__ void issue_full_scores(Score (&s)[kScores]) {
-    const std::uint64_t k = key_descriptor();
+  /// S = Q K' with all of q, of the key stage the ring is at, or of `kKeys` keys of it from row
+  /// `first` on, a multiple of 8.
+  template <int kKeys = c.tile>
+  __device__ __forceinline__ void issue_full_scores(Score (&s)[kKeys / 2], int first = 0) {
+    const std::uint64_t k = key_descriptor() + first * S::Key::kRowBytes / 16;
     const std::uint64_t query = query_descriptor();
     constexpr int kStep = 256 / S::kQueryBits;  // channels of a product: 32 bytes
     ptx::wgmma_fence();
@@ -97,8 +99,8 @@ struct Products {
       const int at_q =
           byte / S::Query::kRowBytes * S::Query::kPanelBytes + byte % S::Query::kRowBytes;
       const int at_k = byte / S::Key::kRowBytes * S::Key::kPanelBytes + byte % S::Key::kRowBytes;
-      ptx::WgmmaShared<is_int8(c) ? DType::kI8 : c.dtype, c.tile>::run(s, query + at_q / 16,
-                                                                       k + at_k / 16, step > 0);
+      ptx::WgmmaShared<is_int8(c) ? DType::kI8 : c.dtype, kKeys>::run(s, query + at_q / 16,
+                                                                      k + at_k / 16, step > 0);
     }
     ptx::wgmma_commit();
   }
@@ -133,12 +135,14 @@ struct Products {
     if (commit) ptx::wgmma_commit();
   }
 
-  /// O += P V, P dense over the keys of the step in their order.
-  __device__ __forceinline__ void issue_dense_values(const std::uint32_t (&prob)[kScores / 2]) {
-    const std::uint64_t v = value_descriptor();
+  /// O += P V, P dense over the keys of the step in their order, or over `kKeys` of them.
+  template <int kKeys = c.tile>
+  __device__ __forceinline__ void issue_dense_values(const std::uint32_t (&prob)[kKeys / 4],
+                                                     int first = 0) {
+    const std::uint64_t v = value_descriptor() + first * S::Value::kRowBytes / 16;
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < c.tile / 16; ++step)
+    for (int step = 0; step < kKeys / 16; ++step)
       ptx::WgmmaRegisters<c.dtype, c.head_dim>::run(o, prob + 4 * step,
                                                     v + step * 16 * S::Value::kRowBytes / 16, true);
   }

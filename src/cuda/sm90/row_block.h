@@ -30,6 +30,10 @@ struct RowBlock : Softmax<c> {
   using typename Base::S;
   using typename Base::Score;
 
+  static constexpr int kPart = c.plain_part();
+  static constexpr int kPartScores = kPart / 2;
+  static constexpr int kParts = c.tile / kPart;
+
   int row;               // of the row block: row g of this thread
   float seen[2];         // of units that decide: the largest score before, log2 units
   int refined, dropped;  // units of this item
@@ -50,34 +54,35 @@ struct RowBlock : Softmax<c> {
     ptx::named_barrier_sync(kBarrierConsumers, 128 * kWarpgroups);
   }
 
-  /// Keys that row g + 8 h of this thread sees.
+  /// Keys that the rows g and g + 8 of this thread see.
+  struct LiveKeys {
+    int begin[2], end[2];
+  };
   __device__ __forceinline__ layout::KeyRange live_keys(const Item& item, int h) const {
     return schedule_shape(p, c.block, item.seqlen_k).live_keys(item.position_of(row + 8 * h));
   }
 
-  /// Scores of a plain step in log2 units, dead ones -inf. Most plain steps of a sink or a local
-  /// block are wholly live.
-  __device__ __forceinline__ void masked(float (&x)[kScores], const Score (&s)[kScores],
-                                         const float (&f)[2], const Item& item, StepKeys key) {
-    const layout::KeyRange live[2] = {live_keys(item, 0), live_keys(item, 1)};
-    const bool whole = live[0].begin <= key.first && live[1].begin <= key.first &&
-                       live[0].end >= key.first + c.tile && live[1].end >= key.first + c.tile;
+  /// Scores of kPart keys from `first_key` on in log2 units, dead ones -inf. Most of a sink or a
+  /// local block is wholly live.
+  __device__ __forceinline__ void masked(float (&x)[kPartScores], const Score (&s)[kPartScores],
+                                         const float (&f)[2], const Item& item,
+                                         const LiveKeys& live, int first_key) {
+    const bool whole = live.begin[0] <= first_key && live.begin[1] <= first_key &&
+                       live.end[0] >= first_key + kPart && live.end[1] >= first_key + kPart;
     if (!c.trace && __all_sync(~0u, whole)) {
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) x[i] = this->raw(s[i]) * f[i / 2 % 2];
+      for (int i = 0; i < kPartScores; ++i) x[i] = this->raw(s[i]) * f[i / 2 % 2];
       return;
     }
-    const int first = key.first + layout::quad_lane(lane) * 2;
-    const int begin[2] = {static_cast<int>(live[0].begin) - first,
-                          static_cast<int>(live[1].begin) - first};
-    const int end[2] = {static_cast<int>(live[0].end) - first,
-                        static_cast<int>(live[1].end) - first};
+    const int first = first_key + layout::quad_lane(lane) * 2;
+    const int begin[2] = {live.begin[0] - first, live.begin[1] - first};
+    const int end[2] = {live.end[0] - first, live.end[1] - first};
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
+    for (int i = 0; i < kPartScores; ++i) {
       const int h = i / 2 % 2, j = i / 4 * 8 + i % 2;
       x[i] = j >= begin[h] && j < end[h] ? this->raw(s[i]) * f[h] : -INFINITY;
       if constexpr (c.trace)
-        if (j >= begin[h] && j < end[h]) Trace<c>{p, item, row, lane}.keep_plain(i, key.first);
+        if (j >= begin[h] && j < end[h]) Trace<c>{p, item, row, lane}.keep_plain(i, first_key);
     }
   }
 
@@ -89,52 +94,175 @@ struct RowBlock : Softmax<c> {
            key.first + c.tile <= shape.live_keys(lowest).begin;
   }
 
-  __device__ __forceinline__ void plain(const Item& item, int block, StepKeys key) {
-    this->wait_key();
-    this->await_turn();
-    if (is_dead(item, key)) {
-      this->pass_turn();
-      // A stage that nobody reads: without products, nothing else keeps the warps together.
-      ptx::named_barrier_sync(kBarrierWarpgroup + warpgroup, 128);
-      this->release_key();
-      this->wait_value();
-      clear_dead_values(item, key);
-      ptx::named_barrier_sync(kBarrierWarpgroup + warpgroup, 128);
-      this->release_value();
-      return;
-    }
-    Score s[kScores];
-    this->issue_full_scores(s);
-    this->pass_turn();
-    float f[2];
-    this->key_factor(f, item, block);
+  /// Raises the references of rows whose largest score of the part has reached theirs.
+  __device__ __forceinline__ void cover(const float (&largest)[2]) {
+    if (!__any_sync(~0u, !(largest[0] < m[0]) || !(largest[1] < m[1]))) return;
     ptx::wgmma_wait<0>();
-    this->release_key();
+    for (int h = 0; h < 2; ++h)
+      if (!(largest[h] < m[h]))
+        this->move_reference(h, largest[h] == -INFINITY ? m[h] : floorf(largest[h]) + 1);
+  }
 
-    float x[kScores];
-    masked(x, s, f, item, key);
-    float largest[2] = {-INFINITY, -INFINITY};
+  /// Where a warpgroup is in the plain steps of an item: those with a live key for some row of the
+  /// row block, a part of kPart keys at a time.
+  struct PlainPart {
+    StepKeys key;
+    int first = 0;  // row of the stage
+    int block, i = 0, half = -1;
+
+    __device__ bool is_last() const { return first == c.tile - kPart; }
+  };
+  /// Moves to the next step; false when there is none.
+  __device__ __forceinline__ bool next_plain(PlainPart& at, const Item& item) const {
+    at.first = 0;
+    do {
+      if (++at.half == kStepsPerBlock) {
+        at.half = 0;
+        ++at.i;
+      }
+      if (at.i == item.plain_blocks()) return false;
+      at.block = item.plain_block(at.i);
+      at.key = plain_step(c, at.block, at.half);
+    } while (!is_live(c, item, at.key));
+    return true;
+  }
+  /// To the next part; false when this warpgroup sees no more keys. Its live keys are one range.
+  __device__ __forceinline__ bool next_part(PlainPart& at, const Item& item, bool& left) const {
+    at.first += kPart;
+    if (at.first < c.tile) return true;
+    left = next_plain(at, item);
+    return left && !is_dead(item, at.key);
+  }
+
+  /// A step that no row of this warpgroup sees; it takes its turns.
+  __device__ __forceinline__ void skip_plain(const Item& item, StepKeys key) {
+    for (int first = 0; first < c.tile; first += kPart) {
+      this->await_turn();
+      this->pass_turn();
+    }
+    this->wait_key();
+    // A stage that nobody reads: without products, nothing else keeps the warps together.
+    ptx::named_barrier_sync(kBarrierWarpgroup + warpgroup, 128);
+    this->release_key();
+    this->wait_value();
+    clear_dead_values(item, key);
+    ptx::named_barrier_sync(kBarrierWarpgroup + warpgroup, 128);
+    this->release_value();
+  }
+
+  /// Scores of a part to probabilities. What is in flight beside them is waited for before O moves.
+  __device__ __forceinline__ void soften(float (&x)[kPartScores], const Score (&s)[kPartScores],
+                                         const Item& item, const LiveKeys& live,
+                                         const PlainPart& at, float (&sum)[2]) {
+    float f[2], largest[2] = {-INFINITY, -INFINITY};
+    this->key_factor(f, item, at.block);
+    masked(x, s, f, item, live, at.key.first + at.first);
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) largest[i / 2 % 2] = ptx::max_nan(largest[i / 2 % 2], x[i]);
+    for (int i = 0; i < kPartScores; ++i)
+      largest[i / 2 % 2] = ptx::max_nan(largest[i / 2 % 2], x[i]);
     for (int h = 0; h < 2; ++h) {
       largest[h] = this->quad_max(largest[h]);
       if constexpr (c.decides()) seen[h] = ptx::max_nan(seen[h], largest[h]);
-      if (!(largest[h] < m[h]))
-        this->move_reference(h, largest[h] == -INFINITY ? m[h] : floorf(largest[h]) + 1);
     }
+    cover(largest);
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) x[i] -= this->reference(i / 2 % 2);
-    float sum[2];
+    for (int i = 0; i < kPartScores; ++i) x[i] -= this->reference(i / 2 % 2);
     this->exponentials(x, sum);
-    for (int h = 0; h < 2; ++h) l[h] += sum[h];
-    std::uint32_t prob[kScores / 2];
-    this->pack(prob, x);
+  }
+
+  __device__ __forceinline__ void wait_plain_values(const Item& item, const PlainPart& at) {
+    if (kParts > 1 && at.first > 0) return;  // they were there for the part before
     this->wait_value();
-    clear_dead_values(item, key);
-    this->issue_dense_values(prob);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    this->release_value();
+    clear_dead_values(item, at.key);
+  }
+
+  static __device__ __forceinline__ const Score (&part_of(const Score (&s)[kScores],
+                                                          int part))[kPartScores] {
+    return reinterpret_cast<const Score(&)[kPartScores]>(s[kPartScores * part]);
+  }
+  /// A part becomes the next operand.
+  __device__ __forceinline__ void take(std::uint32_t (&prob)[kPartScores / 2],
+                                       const float (&x)[kPartScores], const float (&sum)[2]) {
+    this->pack(prob, x);
+    for (int h = 0; h < 2; ++h) l[h] += sum[h];
+  }
+
+  /// In flight together, as in fast(): the scores of a part and the values of the one before.
+  __device__ __forceinline__ void plain(const Item& item) {
+    LiveKeys live;
+    for (int h = 0; h < 2; ++h) {
+      const layout::KeyRange keys = live_keys(item, h);
+      live.begin[h] = static_cast<int>(keys.begin);
+      live.end[h] = static_cast<int>(keys.end);
+    }
+    PlainPart at;
+    bool left = next_plain(at, item);
+    for (; left && is_dead(item, at.key); left = next_plain(at, item)) skip_plain(item, at.key);
+    while (left && !is_dead(item, at.key)) {
+      float x[kPartScores], sum[2];
+      std::uint32_t prob[kPartScores / 2];
+      PlainPart before = at;
+      Score s[kPartScores];
+      this->wait_key();
+      this->await_turn();
+      if constexpr (kParts == 1) {
+        this->issue_full_scores(s);
+        this->pass_turn();
+        ptx::wgmma_wait<0>();
+        this->release_key();
+        soften(x, s, item, live, at, sum);
+      } else {
+        // The first step at once: ptxas serialises the products of fast(), "insufficient register
+        // resources", unless an earlier one has as many columns.
+        Score all[kScores];
+        this->issue_full_scores(all);
+        this->pass_turn();
+        ptx::wgmma_wait<0>();
+        this->release_key();
+        soften(x, part_of(all, 0), item, live, at, sum);
+#pragma unroll
+        for (int part = 1; part < kParts; ++part) {
+          take(prob, x, sum);
+          wait_plain_values(item, before);
+          this->await_turn();
+          this->template issue_dense_values<kPart>(prob, before.first);
+          ptx::wgmma_commit();
+          this->pass_turn();
+          at.first += kPart;
+          soften(x, part_of(all, part), item, live, at, sum);
+          ptx::wgmma_wait<0>();
+          before = at;
+        }
+      }
+      if constexpr (c.plain_ahead()) {
+#pragma unroll 1
+        while (next_part(at, item, left)) {
+          take(prob, x, sum);
+          if (at.first == 0) this->wait_key();
+          wait_plain_values(item, before);
+          this->await_turn();
+          this->template issue_full_scores<kPart>(s, at.first);
+          this->template issue_dense_values<kPart>(prob, before.first);
+          ptx::wgmma_commit();
+          this->pass_turn();
+          ptx::wgmma_wait<1>();
+          if (at.is_last()) this->release_key();
+          soften(x, s, item, live, at, sum);
+          ptx::wgmma_wait<0>();
+          if (before.is_last()) this->release_value();
+          before = at;
+        }
+      } else {
+        left = next_plain(at, item);
+      }
+      take(prob, x, sum);
+      wait_plain_values(item, before);
+      this->template issue_dense_values<kPart>(prob, before.first);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      this->release_value();
+    }
+    for (; left; left = next_plain(at, item)) skip_plain(item, at.key);
   }
 
   // ---- fast -------------------------------------------------------------------------------------
@@ -324,16 +452,7 @@ struct RowBlock : Softmax<c> {
 #pragma unroll
     for (int i = 0; i < kOut; ++i) o[i] = 0;
 
-    const int plain_blocks = item.plain_blocks();
-#pragma unroll 1
-    for (int i = 0; i < plain_blocks; ++i) {
-      const int block = item.plain_block(i);
-#pragma unroll 1
-      for (int half = 0; half < kStepsPerBlock; ++half) {
-        const StepKeys key = plain_step(c, block, half);
-        if (is_live(c, item, key)) plain(item, block, key);
-      }
-    }
+    plain(item);
     if constexpr (c.decides())
       deciding(item);
     else
