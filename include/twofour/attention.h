@@ -96,6 +96,7 @@ struct Candidate {
   std::string kernel_id;
   std::string why_not;  // empty: it can run
   double seconds = 0;   // predicted; 0 when refused
+  double measured = 0;  // seconds that `twofour tune` measured here; 0: none
   std::size_t workspace = 0;
   bool chosen = false;
   int key_parts = 1;  // that the keys of a row are worked on in

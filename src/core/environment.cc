@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <utility>
 
 #include "core/quote.h"
 
@@ -36,7 +37,11 @@ constexpr EnvironmentVariable kKernel = {
     "TWOFOUR_KERNEL", "kernel that every attention plan uses",
     "the one with the lowest predicted cost",
     "a kernel id that `twofour info` lists, such as attention.ref", is_name};
-constexpr std::array kVariables = {kCpuTarget, kNumThreads, kKernel};
+constexpr EnvironmentVariable kTuneFile = {
+    "TWOFOUR_TUNE_FILE", "file of the times that `twofour tune` measures and plans go by",
+    "twofour/tune.tsv below XDG_CACHE_HOME or ~/.cache", "a path, or off: no file",
+    [](std::string_view) { return true; }};
+constexpr std::array kVariables = {kCpuTarget, kNumThreads, kKernel, kTuneFile};
 
 /// The value, or nothing when unset or empty.
 Result<std::optional<std::string>> read(const EnvironmentVariable& variable) {
@@ -62,5 +67,18 @@ Result<std::optional<int>> env_num_threads() {
 }
 
 Result<std::optional<std::string>> env_kernel() { return read(kKernel); }
+
+Result<std::optional<std::string>> env_tune_file() {
+  auto value = read(kTuneFile);
+  if (!value.ok()) return value;
+  if (value->has_value()) return **value == "off" ? std::optional<std::string>() : *value;
+  for (const auto& [name, below] :
+       {std::pair{"XDG_CACHE_HOME", ""}, std::pair{"HOME", "/.cache"}}) {
+    const char* const folder = std::getenv(name);
+    if (folder != nullptr && *folder == '/')
+      return std::optional(std::string(folder) + below + "/twofour/tune.tsv");
+  }
+  return std::optional<std::string>();
+}
 
 }  // namespace twofour

@@ -27,6 +27,8 @@ Result<std::optional<std::string>> env_cpu_target();
 Result<std::optional<int>> env_num_threads();
 /// The kernel row to run, as PlanOptions::kernel_id. Whether it exists is for plan() to say.
 Result<std::optional<std::string>> env_kernel();
+/// The file of measured times; nothing when it is off, or when there is no folder for it.
+Result<std::optional<std::string>> env_tune_file();
 
 inline constexpr int kMaxThreads = 4096;
 

@@ -10,6 +10,7 @@
 #include "cuda/device.h"
 #include "ops/check.h"
 #include "plan/registry.h"
+#include "plan/tune.h"
 #include "twofour/attention.h"
 
 namespace twofour {
@@ -154,11 +155,11 @@ std::vector<Candidate> ask_all(const AttentionProblem& problem, const Device& de
   return candidates;
 }
 
-/// Index of the row to run, by name or by cost; the earlier of equals.
+/// Index of the row to run, by name, or as fastest() says; the earlier of equals.
 Result<std::size_t> choose(const std::vector<Candidate>& candidates, const Forced& forced,
                            const Device& device) {
   const auto rows = kernels();
-  std::optional<std::size_t> best;
+  std::vector<std::size_t> able;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Candidate& candidate = candidates[i];
     if (!forced.id.empty()) {
@@ -167,10 +168,9 @@ Result<std::size_t> choose(const std::vector<Candidate>& candidates, const Force
       return {Code::kUnsupported,
               forced.origin + " " + forced.id + " cannot serve this problem: " + candidate.why_not};
     }
-    if (!candidate.why_not.empty() || rows[i].forced_only) continue;
-    if (!best || candidate.seconds < candidates[*best].seconds) best = i;
+    if (candidate.why_not.empty() && !rows[i].forced_only) able.push_back(i);
   }
-  if (best) return *best;
+  if (const auto best = fastest(candidates, able)) return *best;
   return forced.id.empty() ? refused_by_all(candidates, device) : unknown_kernel(forced, device);
 }
 
@@ -220,9 +220,12 @@ std::string device_text(const Device& device) {
          (device.threads == 1 ? " thread" : " threads") + ")";
 }
 
-/// Lines of cells, each column as wide as its widest cell, numbers (the middle two) to the right.
-std::string table(const std::vector<std::array<std::string, 4>>& lines) {
-  std::array<std::size_t, 4> width{};
+constexpr std::size_t kColumns = 5;
+using Line = std::array<std::string, kColumns>;
+
+/// Lines of cells, each column as wide as its widest cell, numbers (those within) to the right.
+std::string table(const std::vector<Line>& lines) {
+  std::array<std::size_t, kColumns> width{};
   for (const auto& line : lines) {
     for (std::size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], line[i].size());
   }
@@ -231,7 +234,7 @@ std::string table(const std::vector<std::array<std::string, 4>>& lines) {
     std::string row;
     for (std::size_t i = 0; i < line.size(); ++i) {
       const std::string padding(width[i] - line[i].size(), ' ');
-      const bool number = i == 1 || i == 2;
+      const bool number = i > 0 && i + 1 < kColumns;
       row += (i == 0 ? "" : "  ") + (number ? padding + line[i] : line[i] + padding);
     }
     text += row.substr(0, row.find_last_not_of(' ') + 1) + "\n";
@@ -261,6 +264,7 @@ Result<Plan> plan(const AttentionProblem& problem, const Device& device,
   state->problem = normalized(problem);
   state->device = device;
   state->candidates = ask_all(state->problem, device);
+  look_up_tuned(state->candidates, state->problem, device, tuned_of_process().times);
   const auto chosen = choose(state->candidates, *forced, device);
   if (!chosen.ok()) return chosen.status();
 
@@ -292,25 +296,27 @@ std::size_t Plan::workspace_bytes() const { return state_ ? state_->workspace : 
 
 std::string Plan::explain() const {
   if (!state_) return "";
-  std::vector<std::array<std::string, 4>> lines = {{"  kernel", "predicted", "workspace", ""}};
+  std::vector<Line> lines = {{"  kernel", "predicted", "measured", "workspace", ""}};
   const auto rows = kernels();
   for (std::size_t i = 0; i < state_->candidates.size(); ++i) {
     const Candidate& candidate = state_->candidates[i];
     const std::string id = (candidate.chosen ? "* " : "  ") + candidate.kernel_id;
     if (!candidate.why_not.empty()) {
-      lines.push_back({id, "-", "-", "refused: " + candidate.why_not});
+      lines.push_back({id, "-", "-", "-", "refused: " + candidate.why_not});
     } else {
       const bool only_by_name = rows[i].forced_only && !candidate.chosen;
       std::string remark = candidate.chosen ? "chosen" : only_by_name ? kOnlyByName : "";
       if (candidate.key_parts > 1)
         remark += (remark.empty() ? "" : ", ") + std::string("splits keys in ") +
                   std::to_string(candidate.key_parts);
-      lines.push_back(
-          {id, seconds_text(candidate.seconds), bytes_text(candidate.workspace), remark});
+      lines.push_back({id, seconds_text(candidate.seconds),
+                       candidate.measured > 0 ? seconds_text(candidate.measured) : "-",
+                       bytes_text(candidate.workspace), remark});
     }
   }
+  const Status& tuned = tuned_of_process().status;
   return problem_text(state_->problem) + "\non " + device_text(state_->device) + "\n" +
-         table(lines);
+         (tuned.ok() ? "" : "measured times are ignored: " + tuned.message() + "\n") + table(lines);
 }
 
 Status Plan::run(const AttentionArgs& args, void* workspace, std::size_t workspace_bytes,

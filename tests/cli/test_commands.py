@@ -13,7 +13,7 @@ CASE = ("heads=2/1", "dim=16", "len=40x600", "causal=bottom_right")
 
 def test_version_and_help(cli):
     assert cli("--version").stdout.startswith("twofour 0.")
-    for command in ("attend", "verify", "bench", "explain", "info"):
+    for command in ("attend", "verify", "bench", "explain", "info", "tune"):
         assert command in cli("--help").stdout
         assert "--json" in cli(command, "--help").stdout
 
@@ -24,7 +24,7 @@ def test_bad_usage(cli, words):
 
 
 def test_a_command_that_does_not_exist(cli):
-    names = "attend, verify, bench, explain, golden, info"
+    names = "attend, verify, bench, explain, golden, info, tune"
     for words, got in [((), "none"), (("foo",), "'foo'"), (("a\nb", "--json"), "'a\\x0ab'")]:
         said = cli(*words, code=2).stderr
         assert said == f"twofour: expected a command ({names}), got {got}; see --help\n"

@@ -30,6 +30,7 @@ void add_bench(CLI::App& app, int* exit_code);
 void add_explain(CLI::App& app, int* exit_code);
 void add_golden(CLI::App& app, int* exit_code);
 void add_info(CLI::App& app, int* exit_code);
+void add_tune(CLI::App& app, int* exit_code);
 void add_verify(CLI::App& app, int* exit_code);
 
 /// For options where an empty word would count as none given: "expected WHAT, got ''".

@@ -20,6 +20,7 @@ Json explain_json(const io::Case& c, const Plan& plan) {
     Json row{{"kernel", candidate.kernel_id}, {"chosen", candidate.chosen}};
     if (candidate.why_not.empty()) {
       row["seconds"] = candidate.seconds;
+      if (candidate.measured > 0) row["measured_seconds"] = candidate.measured;
       row["workspace_bytes"] = candidate.workspace;
       row["key_parts"] = candidate.key_parts;
     } else {

@@ -47,6 +47,7 @@ int run(int argc, char** argv) {
   tool::add_explain(app, &exit_code);
   tool::add_golden(app, &exit_code);
   tool::add_info(app, &exit_code);
+  tool::add_tune(app, &exit_code);
   // CLI11 would only say that one is required.
   const std::string word = argc > 1 ? argv[1] : "";
   std::string names;
