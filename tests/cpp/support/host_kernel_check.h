@@ -75,13 +75,7 @@ class Checked {
     options.weights = ref::weights_in(config.dtype);
     const Result<ref::Output> expected = ref::attention(c.problem, c.args(), options);
     ASSERT_TRUE(expected.ok()) << expected.status().message();
-    for (const KernelOutput* out : {&plain, &traced}) {
-      EXPECT_EQ(out->stats.units, expected->stats.units);
-      EXPECT_EQ(out->stats.refined, expected->stats.refined);
-      EXPECT_EQ(out->stats.dropped, expected->stats.dropped);
-      EXPECT_EQ(out->stats.pruned_pairs, expected->stats.pruned_pairs);
-      EXPECT_EQ(out->stats.live_pairs, expected->stats.live_pairs);
-    }
+    for (const KernelOutput* out : {&plain, &traced}) expect_counts(out->stats, expected->stats);
     units_ += expected->stats.units;
     refined_ += expected->stats.refined;
     dropped_ += expected->stats.dropped;

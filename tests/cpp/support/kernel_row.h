@@ -137,13 +137,7 @@ class KernelRow : public testing::TestWithParam<Param> {
     const Result<ref::Output>& expected = *judged->expected;
     EXPECT_TRUE(expected.ok()) << expected.status().message();
     if (!expected.ok()) return {};
-    for (const KernelOutput* out : {&plain, &traced}) {
-      EXPECT_EQ(out->stats.units, expected->stats.units);
-      EXPECT_EQ(out->stats.refined, expected->stats.refined);
-      EXPECT_EQ(out->stats.dropped, expected->stats.dropped);
-      EXPECT_EQ(out->stats.pruned_pairs, expected->stats.pruned_pairs);
-      EXPECT_EQ(out->stats.live_pairs, expected->stats.live_pairs);
-    }
+    for (const KernelOutput* out : {&plain, &traced}) expect_counts(out->stats, expected->stats);
     total_.units += expected->stats.units;
     total_.refined += expected->stats.refined;
     total_.dropped += expected->stats.dropped;

@@ -83,6 +83,14 @@ inline KernelOutput run_kernel(AttentionCase& c, const std::string& id, const De
   return out;
 }
 
+inline void expect_counts(const AttentionStats& got, const AttentionStats& expected) {
+  EXPECT_EQ(got.units, expected.units);
+  EXPECT_EQ(got.refined, expected.refined);
+  EXPECT_EQ(got.dropped, expected.dropped);
+  EXPECT_EQ(got.pruned_pairs, expected.pruned_pairs);
+  EXPECT_EQ(got.live_pairs, expected.live_pairs);
+}
+
 /// Half the distance between neighbours of an output dtype near x: what storing x may lose.
 inline double storing_error(DType dtype, double x) {
   const double relative = dtype == DType::kF16 ? 0x1p-11 : dtype == DType::kBF16 ? 0x1p-8 : 0x1p-24;
