@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Mutant:
     """`old`, which occurs exactly once in `file`, becomes `new`; then `tests` must fail."""
 
-    rule: str  # of docs/semantics.md
+    rule: str  # of docs/semantics.md, or cuda
     name: str
     file: str
     old: str

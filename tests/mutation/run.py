@@ -24,14 +24,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import mutants_blocks
+import mutants_cuda
 import mutants_order
 import mutants_scores
 from mutant import Mutant
 
-MUTANTS = [*mutants_blocks.MUTANTS, *mutants_scores.MUTANTS, *mutants_order.MUTANTS]
+MUTANTS = [
+    *mutants_blocks.MUTANTS,
+    *mutants_scores.MUTANTS,
+    *mutants_order.MUTANTS,
+    *mutants_cuda.MUTANTS,
+]
 ROOT = Path(__file__).resolve().parents[2]
 # Folders of src that the tests need; of cuda what answers for a build without it.
-LIBRARY = ("core", "plan", "ops", "ref", "cpu", "cuda")
+LIBRARY = ("core", "plan", "ops", "ref", "cpu", "cuda", "io", "capi")
 TEST_SECONDS = 120  # a mutant that runs longer is stuck, which is noticed as well
 
 

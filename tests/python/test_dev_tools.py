@@ -156,11 +156,11 @@ def ptxas_said(row: int, spills: int, code: str = "C7519") -> str:
     "said, expected",
     [
         (ptxas_said(0, 0), None),
-        (ptxas_said(1, 1900, "C7520"), None),
+        (ptxas_said(1, 900, "C7520"), None),
         (ptxas_said(0, 0, "C7520"), "attention_kernel<0> (exact pair, timed): C7520"),
         (ptxas_said(1, 0, "C7513"), "attention_kernel<1> (int8 pair drop, deciding): C7513"),
         (ptxas_said(2, 1900), "attention_kernel<2> (exact pair, timed): 1900 bytes of spills"),
-        (ptxas_said(8, 1900), None),
+        (ptxas_said(8, 1700), None),
         (ptxas_said(9, 9000), "attention_kernel<9> (int8 pair drop, debugging): 9000 bytes"),
         ("", "ptxas reported no kernel"),
     ],
