@@ -24,7 +24,7 @@ def cli(program, tmp_path):
         result = subprocess.run(
             [program, *map(str, words)],
             cwd=tmp_path,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "TWOFOUR_TUNE_FILE": "off", **(env or {})},
             capture_output=True,
             text=True,
             timeout=120,

@@ -1,6 +1,7 @@
 """Shared inputs and comparisons of the Python tests."""
 
 import math
+import os
 from types import SimpleNamespace
 
 import hypothesis
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 import twofour
+
+os.environ["TWOFOUR_TUNE_FILE"] = "off"  # plans go by the model, not by times of this machine
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
