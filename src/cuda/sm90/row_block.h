@@ -62,16 +62,22 @@ struct RowBlock : Softmax<c> {
     return schedule_shape(p, c.block, item.seqlen_k).live_keys(item.position_of(row + 8 * h));
   }
 
-  /// Scores of kPart keys from `first_key` on in log2 units, dead ones -inf. Most of a sink or a
-  /// local block is wholly live.
+  /// Scores of kPart keys from `first_key` on in log2 units, dead ones -inf; `kRelative`: less the
+  /// reference of their row. Most of a sink or a local block is wholly live.
+  template <bool kRelative>
   __device__ __forceinline__ void masked(float (&x)[kPartScores], const Score (&s)[kPartScores],
                                          const float (&f)[2], const Item& item,
                                          const LiveKeys& live, int first_key) {
+    const float minus[2] = {-this->reference(0), -this->reference(1)};
+    const auto scaled = [&](int i) {
+      const int h = i / 2 % 2;
+      return kRelative ? fmaf(this->raw(s[i]), f[h], minus[h]) : this->raw(s[i]) * f[h];
+    };
     const bool whole = live.begin[0] <= first_key && live.begin[1] <= first_key &&
                        live.end[0] >= first_key + kPart && live.end[1] >= first_key + kPart;
     if (!c.trace && __all_sync(~0u, whole)) {
 #pragma unroll
-      for (int i = 0; i < kPartScores; ++i) x[i] = this->raw(s[i]) * f[i / 2 % 2];
+      for (int i = 0; i < kPartScores; ++i) x[i] = scaled(i);
       return;
     }
     const int first = first_key + layout::quad_lane(lane) * 2;
@@ -80,7 +86,7 @@ struct RowBlock : Softmax<c> {
 #pragma unroll
     for (int i = 0; i < kPartScores; ++i) {
       const int h = i / 2 % 2, j = i / 4 * 8 + i % 2;
-      x[i] = j >= begin[h] && j < end[h] ? this->raw(s[i]) * f[h] : -INFINITY;
+      x[i] = j >= begin[h] && j < end[h] ? scaled(i) : -INFINITY;
       if constexpr (c.trace)
         if (j >= begin[h] && j < end[h]) Trace<c>{p, item, row, lane}.keep_plain(i, first_key);
     }
@@ -92,15 +98,6 @@ struct RowBlock : Softmax<c> {
     const int lowest = item.position_of(64 * warpgroup);
     return key.first >= shape.live_keys(lowest + 63).end ||
            key.first + c.tile <= shape.live_keys(lowest).begin;
-  }
-
-  /// Raises the references of rows whose largest score of the part has reached theirs.
-  __device__ __forceinline__ void cover(const float (&largest)[2]) {
-    if (!__any_sync(~0u, !(largest[0] < m[0]) || !(largest[1] < m[1]))) return;
-    ptx::wgmma_wait<0>();
-    for (int h = 0; h < 2; ++h)
-      if (!(largest[h] < m[h]))
-        this->move_reference(h, largest[h] == -INFINITY ? m[h] : floorf(largest[h]) + 1);
   }
 
   /// Where a warpgroup is in the plain steps of an item: those with a live key for some row of the
@@ -150,13 +147,21 @@ struct RowBlock : Softmax<c> {
     this->release_value();
   }
 
-  /// Scores of a part to probabilities. What is in flight beside them is waited for before O moves.
+  /// Scores of a part to probabilities. As in fast(), they are computed before it is known whether
+  /// a row has outgrown its reference; what is in flight is waited for before O moves.
   __device__ __forceinline__ void soften(float (&x)[kPartScores], const Score (&s)[kPartScores],
                                          const Item& item, const LiveKeys& live,
                                          const PlainPart& at, float (&sum)[2]) {
-    float f[2], largest[2] = {-INFINITY, -INFINITY};
+    float f[2];
     this->key_factor(f, item, at.block);
-    masked(x, s, f, item, live, at.key.first + at.first);
+    const int first_key = at.key.first + at.first;
+    if constexpr (!c.decides()) {
+      this->template masked<true>(x, s, f, item, live, first_key);
+      this->exponentials(x, sum);
+      if (!__any_sync(~0u, m[0] == -INFINITY || m[1] == -INFINITY || this->outgrown(sum))) return;
+    }
+    float largest[2] = {-INFINITY, -INFINITY};
+    this->template masked<false>(x, s, f, item, live, first_key);
 #pragma unroll
     for (int i = 0; i < kPartScores; ++i)
       largest[i / 2 % 2] = ptx::max_nan(largest[i / 2 % 2], x[i]);
@@ -164,7 +169,12 @@ struct RowBlock : Softmax<c> {
       largest[h] = this->quad_max(largest[h]);
       if constexpr (c.decides()) seen[h] = ptx::max_nan(seen[h], largest[h]);
     }
-    cover(largest);
+    if (__any_sync(~0u, !(largest[0] < m[0]) || !(largest[1] < m[1]))) {
+      ptx::wgmma_wait<0>();
+      for (int h = 0; h < 2; ++h)
+        if (!(largest[h] < m[h]))
+          this->move_reference(h, largest[h] == -INFINITY ? m[h] : floorf(largest[h]) + 1);
+    }
 #pragma unroll
     for (int i = 0; i < kPartScores; ++i) x[i] -= this->reference(i / 2 % 2);
     this->exponentials(x, sum);
