@@ -39,8 +39,8 @@ constexpr EnvironmentVariable kKernel = {
     "a kernel id that `twofour info` lists, such as attention.ref", is_name};
 constexpr EnvironmentVariable kTuneFile = {
     "TWOFOUR_TUNE_FILE", "file of the times that `twofour tune` measures and plans go by",
-    "twofour/tune.tsv below XDG_CACHE_HOME or ~/.cache", "a path, or off: no file",
-    [](std::string_view) { return true; }};
+    "twofour/tune.tsv below XDG_CACHE_HOME or ~/.cache", "the path of a file, or off",
+    [](std::string_view value) { return !value.empty() && value.back() != '/'; }};
 constexpr std::array kVariables = {kCpuTarget, kNumThreads, kKernel, kTuneFile};
 
 /// The value, or nothing when unset or empty.

@@ -36,8 +36,8 @@ TEST(Environment, TheTableIsComplete) {
     EXPECT_GT(std::string(variable.expected).size(), 5u);
     EXPECT_FALSE(variable.accepts("/bad value/")) << variable.name;
   }
-  EXPECT_EQ(names,
-            (std::set<std::string>{"TWOFOUR_CPU_TARGET", "TWOFOUR_NUM_THREADS", "TWOFOUR_KERNEL"}));
+  EXPECT_EQ(names, (std::set<std::string>{"TWOFOUR_CPU_TARGET", "TWOFOUR_NUM_THREADS",
+                                          "TWOFOUR_KERNEL", "TWOFOUR_TUNE_FILE"}));
 }
 
 TEST(Environment, ThreadsAreAWholeNumberInRange) {

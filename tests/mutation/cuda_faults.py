@@ -282,8 +282,18 @@ WAITS = [
         (
             sm90(
                 "row_block.h",
-                "this->key_factor(f, item, block);\n    ptx::wgmma_wait<0>();",
-                "this->key_factor(f, item, block);\n    ptx::wgmma_wait<1>();",
+                "this->issue_full_scores(s);\n        this->pass_turn();\n        ptx::wgmma_wait<0>();",
+                "this->issue_full_scores(s);\n        this->pass_turn();\n        ptx::wgmma_wait<1>();",
+            ),
+            sm90(
+                "row_block.h",
+                "issue_full_scores(all);\n        this->pass_turn();\n        ptx::wgmma_wait<0>();",
+                "issue_full_scores(all);\n        this->pass_turn();\n        ptx::wgmma_wait<1>();",
+            ),
+            sm90(
+                "row_block.h",
+                "ptx::wgmma_wait<1>();\n          if (at.is_last())",
+                "ptx::wgmma_wait<2>();\n          if (at.is_last())",
             ),
         ),
         expect="maybe",
