@@ -282,13 +282,13 @@ WAITS = [
         (
             sm90(
                 "row_block.h",
-                "this->issue_full_scores(s);\n        this->pass_turn();\n        ptx::wgmma_wait<0>();",
-                "this->issue_full_scores(s);\n        this->pass_turn();\n        ptx::wgmma_wait<1>();",
+                "issue_full_scores(s);\n        this->pass_turn();\n        ptx::wgmma_wait<0>();",
+                "issue_full_scores(s);\n        this->pass_turn();\n        ptx::wgmma_wait<1>();",
             ),
             sm90(
                 "row_block.h",
-                "issue_full_scores(all);\n        this->pass_turn();\n        ptx::wgmma_wait<0>();",
-                "issue_full_scores(all);\n        this->pass_turn();\n        ptx::wgmma_wait<1>();",
+                "full_scores(all);\n        this->pass_turn();\n        ptx::wgmma_wait<0>();",
+                "full_scores(all);\n        this->pass_turn();\n        ptx::wgmma_wait<1>();",
             ),
             sm90(
                 "row_block.h",
