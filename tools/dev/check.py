@@ -242,7 +242,8 @@ def ptxas() -> Iterator[str]:
         if not rows:
             yield f"src/cuda/{folder}/config.h:1: expected the variants that ptxas_checks.py lists"
             continue
-        parts = [r for r in records(BUILD, ".ptxas") if r[0].startswith(f"src/cuda/{folder}/")]
+        source = f"src/cuda/{folder}/attention.cu:"
+        parts = [r for r in records(BUILD, ".ptxas") if r[0].startswith(source)]
         kernels = [row for _, said in parts for row in rows_named(said or "", arch)]
         if missing := set(range(len(rows))) - set(kernels):
             yield (
