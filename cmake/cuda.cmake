@@ -91,9 +91,9 @@ endfunction()
 file(GLOB cuda_sources CONFIGURE_DEPENDS src/cuda/*.cu src/cuda/prepare/*.cu)
 twofour_cuda_objects(twofour_cuda "80-real;86-real;89-real;90-real;80-virtual" ${cuda_sources})
 # Code for 8.0 runs on 8.6 and 8.9 as it is; everything newer than 9.0 compiles it from PTX.
-twofour_cuda_parts(twofour_cuda_sm80 "80-real;90-real;80-virtual" 24 src/cuda/sm80/attention.cu)
+twofour_cuda_parts(twofour_cuda_sm80 "80-real;90-real;80-virtual" 48 src/cuda/sm80/attention.cu)
 # wgmma and TMA in this form exist on Hopper alone: code for 9.0a runs on nothing newer.
-twofour_cuda_parts(twofour_cuda_sm90 "90a-real" 16 src/cuda/sm90/attention.cu)
+twofour_cuda_parts(twofour_cuda_sm90 "90a-real" 32 src/cuda/sm90/attention.cu)
 
 file(GLOB_RECURSE cuda_host_sources CONFIGURE_DEPENDS src/cuda/*.cc)
 list(FILTER cuda_host_sources EXCLUDE REGEX "/src/cuda/absent/")

@@ -13,10 +13,8 @@ Compiled compiled_row() {
 
 inline constexpr int kPart = kRowCount / TWOFOUR_PARTS;
 inline constexpr int kFirst = kPart * TWOFOUR_PART;
-static_assert(kPart == 4 && kRowCount % TWOFOUR_PARTS == 0, "cmake/cuda.cmake has other parts");
+static_assert(kPart == 2 && kRowCount % TWOFOUR_PARTS == 0, "cmake/cuda.cmake has other parts");
 template Compiled compiled_row<kFirst>();
 template Compiled compiled_row<kFirst + 1>();
-template Compiled compiled_row<kFirst + 2>();
-template Compiled compiled_row<kFirst + 3>();
 
 }  // namespace twofour::cuda::sm80
