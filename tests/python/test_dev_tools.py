@@ -176,6 +176,8 @@ def test_ptxas(tree, monkeypatch, said, expected):
         source = str(tree / "src/cuda/sm90/a.cu")
         commands.append({"directory": str(tree), "file": source, "command": command})
         write(tree, f"{part}.o.ptxas", text)
+    host = {"directory": str(tree), "file": str(tree / "src/cuda/sm90/a.cc")}
+    commands.append({**host, "command": "g++ -o a.o"})  # ptxas has nothing to say of it
     write(tree, "build/release/compile_commands.json", json.dumps(commands))
     *found, absent = check.ptxas()
     assert absent.startswith("src/cuda/sm80/config.h:1: expected the variants")
@@ -225,12 +227,13 @@ def test_shell(tree):
     ("record", "expected"),
     [
         ({"seconds": 29.9, "mib": 2000}, None),
-        ({"seconds": 30.1, "mib": 2000}, "30.1 s"),
+        ({"seconds": 44.9, "mib": 2000}, None),
+        ({"seconds": 45.1, "mib": 2000}, "45.1 s"),
         ({"seconds": 1.0, "mib": 2049}, "2049 MiB"),
         (None, "no compile cost recorded"),
     ],
 )
-def test_compile_cost(tree, record, expected):
+def test_compile_cost(tree, capsys, record, expected):
     assert "not built" in next(check.cost())
     command = {"directory": str(tree), "file": str(tree / "a.cc"), "command": "g++ -o a.o"}
     for build in ("release", "python"):
@@ -239,6 +242,8 @@ def test_compile_cost(tree, record, expected):
         write(tree, "a.o.cost", json.dumps(record))
     found = "".join(check.cost())
     assert expected in found if expected else not found
+    wanted = capsys.readouterr().out.count("44.9 s to compile, 30 s wanted")
+    assert wanted == (2 if record and record["seconds"] == 44.9 else 0)
 
 
 def test_compile_launcher_keeps_what_ptxas_says(tmp_path):

@@ -24,7 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "release"
 PACKAGE_BUILD = ROOT / "build" / "python-Release"
 MAX_LINES = 600
-MAX_COMPILE_SECONDS = 30.0
+# The budget is 30 s of processor time. What else shares caches and cores can add half of it: the
+# check fails beyond that, and names what is over the budget.
+COMPILE_SECONDS = 30.0
+MAX_COMPILE_SECONDS = 1.5 * COMPILE_SECONDS
 MAX_COMPILE_MIB = 2048
 
 CODE = {".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".md", ".txt", ".yml"}
@@ -216,7 +219,7 @@ def records(build: Path, ending: str) -> Iterator[tuple[str, str | None]]:
 
 @check
 def cost() -> Iterator[str]:
-    """A translation unit takes at most 30 s of processor time and 2 GiB to compile."""
+    """A translation unit takes at most 30 s of processor time, 45 s when busy, and 2 GiB."""
     for build in (BUILD, PACKAGE_BUILD):
         if not compile_commands(build):
             yield f"{os.path.relpath(build, ROOT)}:1: not built; run ./dev build"
@@ -225,9 +228,12 @@ def cost() -> Iterator[str]:
                 yield f"{name} no compile cost recorded; run ./dev build"
                 continue
             measured = json.loads(record)
-            if measured["seconds"] > MAX_COMPILE_SECONDS or measured["mib"] > MAX_COMPILE_MIB:
+            seconds = measured["seconds"]
+            if COMPILE_SECONDS < seconds <= MAX_COMPILE_SECONDS:
+                print(f"  {name} {seconds} s to compile, {COMPILE_SECONDS:.0f} s wanted")
+            if seconds > MAX_COMPILE_SECONDS or measured["mib"] > MAX_COMPILE_MIB:
                 yield (
-                    f"{name} {measured['seconds']} s and {measured['mib']} MiB to compile, "
+                    f"{name} {seconds} s and {measured['mib']} MiB to compile, "
                     f"at most {MAX_COMPILE_SECONDS:.0f} s and {MAX_COMPILE_MIB} MiB"
                 )
 
@@ -242,8 +248,8 @@ def ptxas() -> Iterator[str]:
         if not rows:
             yield f"src/cuda/{folder}/config.h:1: expected the variants that ptxas_checks.py lists"
             continue
-        source = f"src/cuda/{folder}/attention.cu:"
-        parts = [r for r in records(BUILD, ".ptxas") if r[0].startswith(source)]
+        device_code = re.compile(rf"src/cuda/{folder}/\w+\.cu:")
+        parts = [r for r in records(BUILD, ".ptxas") if device_code.match(r[0])]
         kernels = [row for _, said in parts for row in rows_named(said or "", arch)]
         if missing := set(range(len(rows))) - set(kernels):
             yield (
